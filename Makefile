@@ -1,0 +1,38 @@
+# One virtual environment for everything; each target makes what it needs.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+TORCH  ?= torch==2.13.0
+# Spinning OpenMP threads of several processes on few cores slow each other down by orders of magnitude.
+export OMP_WAIT_POLICY := passive
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help env test lint zoo demo bench clean
+help:            ## this list
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip<26.2"
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet "$(TORCH)" "torchvision==0.28.0" -e ".[dev]"
+	@touch $@
+
+env: $(VENV)/.ready    ## the virtual environment with all that development needs
+
+lint: env        ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint       ## style, types and the whole test-suite
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+zoo: env         ## every network of the zoo, not only the sample that `make test` runs
+	$(BIN)/python benchmarks/coverage.py
+
+demo: env        ## the main job: train, prune, retrain, export, compare
+	OMP_NUM_THREADS=2 $(BIN)/python -m openwork demo
+
+clean:           ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,43 @@
+"""The command `openwork`. Each subcommand imports what it needs when it is called, so that --help is instant."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+from openwork import __version__
+from openwork.errors import OpenworkError
+
+__all__ = ["main"]
+
+# Subcommand -> module that defines it as `command`; imported on use.
+_COMMANDS: dict[str, str] = {}
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = import_module(_COMMANDS[cmd_name])
+        command: click.Command = module.command
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="openwork")
+def _cli() -> None:
+    """Structured sparsity for neural networks, on any hardware."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; an expected error is one line on stderr and exit code 1."""
+    try:
+        _cli.main(args=arguments, prog_name="openwork")
+    except OpenworkError as error:
+        click.echo(f"openwork: error: {error}", err=True)
+        sys.exit(1)

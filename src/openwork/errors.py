@@ -1,0 +1,69 @@
+"""Exceptions of openwork.
+
+Each is a subclass of the built-in that a caller would expect (`ValueError`, `RuntimeError`, ...), so that
+code may catch either. A message is one line: where (file, field, layer, option), the value, what is allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "ConfigError",
+    "ConversionError",
+    "FileError",
+    "ModelError",
+    "NothingToPruneError",
+    "OpenworkError",
+    "RecordError",
+    "UnsupportedModelError",
+    "WeightsError",
+    "nearest",
+]
+
+
+class OpenworkError(Exception):
+    """Base of all errors that openwork raises on purpose."""
+
+
+class ConfigError(OpenworkError, ValueError):
+    """A configuration file or option is wrong."""
+
+
+class RecordError(OpenworkError, ValueError):
+    """A record or plan file is wrong or does not fit the model."""
+
+
+class WeightsError(OpenworkError, ValueError):
+    """A weights file cannot be loaded into the model."""
+
+
+class ConversionError(OpenworkError, ValueError):
+    """A model file cannot be converted."""
+
+
+class FileError(OpenworkError, OSError):
+    """A path cannot be read or written."""
+
+
+class ModelError(OpenworkError, RuntimeError):
+    """The model fails when it is run."""
+
+
+class NothingToPruneError(OpenworkError, RuntimeError):
+    """The model has no channel that may be removed under the given settings."""
+
+
+class UnsupportedModelError(OpenworkError, TypeError):
+    """The object given as a model is of a kind that cannot be changed."""
+
+
+def nearest(name: str, allowed: Iterable[str], count: int = 3) -> str:
+    """Words for the end of a message: the allowed names closest to `name`, or the first few if none is close."""
+    names = sorted(set(allowed))
+    close = difflib.get_close_matches(name, names, n=count, cutoff=0.6)
+    if close:
+        return "did you mean " + " or ".join(repr(candidate) for candidate in close) + "?"
+    shown = ", ".join(repr(candidate) for candidate in names[:count])
+    return f"allowed: {shown}{', ...' if len(names) > count else ''}"

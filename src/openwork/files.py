@@ -1,0 +1,103 @@
+"""Reading and writing files whole: a reader never sees half a file, an interrupted write leaves the old one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from openwork.errors import FileError
+
+__all__ = ["atomic_path", "check_writable", "read_text", "write_bytes", "write_text"]
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a temporary path in the folder of `path`; on success flush it to disk and rename it to `path`.
+
+    Missing folders are made. On any exception (also KeyboardInterrupt) the temporary file is removed and
+    whatever stood at `path` stays as it was.
+
+    Raises:
+        FileError: the folder cannot be made or written, or the disk is full.
+    """
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=target.suffix, dir=target.parent)
+    except OSError as error:
+        raise FileError(f"{target}: cannot be written: {error.strerror or error}") from error
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with open(temporary, "rb") as stream:
+            os.fsync(stream.fileno())
+        # mkstemp makes files private; give the result the mode that open() would have given.
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~mask)
+        os.replace(temporary, target)
+    except OSError as error:
+        raise FileError(f"{target}: cannot be written: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write `data` to `path`, whole or not at all."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write `text` to `path` as UTF-8, whole or not at all."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def read_text(path: str | os.PathLike[str], what: str, limit: int = 64 << 20) -> str:
+    """Read a UTF-8 text file.
+
+    Args:
+        path: the file.
+        what: what the file is to the user ("config file"), for messages.
+        limit: size in bytes above which the file is refused unread.
+
+    Raises:
+        FileError: missing, a folder, unreadable, larger than `limit`, or not UTF-8.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise FileError(f"{what} {target} is a folder; a file is needed")
+    try:
+        size = target.stat().st_size
+        if size > limit:
+            raise FileError(f"{what} {target} has {size:,} bytes; at most {limit:,} are read")
+        return target.read_bytes().decode("utf-8")
+    except FileNotFoundError as error:
+        raise FileError(f"{what} {target} does not exist") from error
+    except UnicodeDecodeError as error:
+        raise FileError(f"{what} {target} is not UTF-8 text (byte {error.start}: {error.reason})") from error
+    except OSError as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"{what} {target} cannot be read: {error.strerror or error}") from error
+
+
+def check_writable(path: str | os.PathLike[str], what: str) -> None:
+    """Raise now if a file at `path` could not be written later. Folders are made, nothing else is left behind.
+
+    Raises:
+        FileError: `path` is a folder, or its folder cannot be made or written.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise FileError(f"{what} {target} is a folder; a file name is needed")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}."):
+            pass
+    except OSError as error:
+        raise FileError(f"{what} {target} cannot be written: {error.strerror or error}") from error
