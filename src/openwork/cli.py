@@ -1,4 +1,4 @@
-"""The command `openwork`. Each subcommand imports what it needs when it is called, so that --help is instant."""
+"""The command `openwork`. Each subcommand is imported when it is called, so that --help is instant."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class UnsupportedModelError(OpenworkError, TypeError):
 
 
 def nearest(name: str, allowed: Iterable[str], count: int = 3) -> str:
-    """Words for the end of a message: the allowed names closest to `name`, or the first few if none is close."""
+    """Words for the end of a message: the allowed names closest to `name`, else the first few."""
     names = sorted(set(allowed))
     close = difflib.get_close_matches(name, names, n=count, cutoff=0.6)
     if close:

@@ -1,4 +1,4 @@
-"""Reading and writing files whole: a reader never sees half a file, an interrupted write leaves the old one."""
+"""Files are read and written whole: nobody sees half a file, an interrupted write keeps the old one."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def read_text(path: str | os.PathLike[str], what: str, limit: int = 64 << 20) ->
 
 
 def check_writable(path: str | os.PathLike[str], what: str) -> None:
-    """Raise now if a file at `path` could not be written later. Folders are made, nothing else is left behind.
+    """Raise now if `path` could not be written later. Folders are made, nothing else is left behind.
 
     Raises:
         FileError: `path` is a folder, or its folder cannot be made or written.
