@@ -99,8 +99,8 @@ def channel_sums(member: Member, values: npt.NDArray[np.floating]) -> FloatArray
 
 def unit_sums(member: Member, channels: FloatArray, units: int) -> FloatArray:
     """Sum per-channel values [member.size] over the positions of each unit: float64 [units]."""
-    sums: FloatArray = np.bincount(member.units, weights=channels[member.positions], minlength=units)
-    return sums
+    sums = np.bincount(member.units, weights=channels[member.positions], minlength=units)
+    return np.asarray(sums, dtype=np.float64)
 
 
 def counted(group: PruneGroup) -> tuple[Member, ...]:

@@ -1,0 +1,192 @@
+"""A search as data: groups with scores and permitted widths, a cost model, a target; and its solution.
+
+The loss of a width is the sum of the scores of what is removed, each multiplied by
+(units / units left)^evenness: channels of a layer that has little left are worth more than their scores say,
+because scores are taken one channel at a time from the full model. evenness 0 is the plain sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from openwork.errors import ConfigError
+from openwork.graph.groups import IntArray
+from openwork.importance import FloatArray
+from openwork.search.cost import CostModel
+
+__all__ = ["SearchGroup", "SearchProblem", "Solution", "permitted_widths"]
+
+
+def permitted_widths(
+    units: int, blocks: int = 1, channels: int = 1, align: int = 1, max_prune_ratio: float = 1.0
+) -> tuple[int, ...]:
+    """How many units a group may keep, descending; the first is `units` (nothing removed).
+
+    Args:
+        units: units of the group.
+        blocks: the same number goes from each of so many blocks; at least one stays in each.
+        channels: channels of the layer that one unit holds.
+        align: kept channels are a multiple of it, as ``min(ceil to a multiple, all)``, then floored to a
+            multiple of `blocks` (as the pruner rounds them).
+        max_prune_ratio: the largest share of the units that may go.
+    """
+    least = max(blocks, units - math.floor(units * max_prune_ratio + 1e-9))
+    step = align // math.gcd(align, channels)
+    if step == 1:
+        widths = set(range(units, least - 1, -blocks))
+    else:
+        aligned = (min(width, units) for width in range(step, units + step, step))
+        widths = {width // blocks * blocks for width in aligned}
+    return tuple(sorted({units, *(width for width in widths if width >= least)}, reverse=True))
+
+
+@dataclass(frozen=True, eq=False)
+class SearchGroup:
+    """One group whose width is searched.
+
+    Attributes:
+        index: its place in the vector of kept units (and in ``analysis.groups``).
+        name: the layer that stands for it in tables and files.
+        scores: float64 [units], what is lost with each unit; the lowest go first.
+        block_of: int64 [units]; see `openwork.graph.groups.PruneGroup`.
+        widths: the numbers of units that may stay, descending, first all; see `permitted_widths`.
+        evenness: see the module.
+
+    Raises:
+        ConfigError: a score is NaN or infinite, or the blocks differ in size.
+    """
+
+    index: int
+    name: str
+    scores: FloatArray
+    block_of: IntArray
+    widths: tuple[int, ...]
+    evenness: float = 0.0
+
+    def __post_init__(self) -> None:
+        bad = np.flatnonzero(~np.isfinite(self.scores))
+        if len(bad):
+            raise ConfigError(
+                f"layer {self.name!r}: sensitivity of channel {bad[0]} is {self.scores[bad[0]]}; "
+                "finite numbers are needed"
+            )
+        if len(set(np.bincount(self.block_of).tolist())) > 1:
+            raise ConfigError(f"layer {self.name!r}: blocks of different sizes cannot be pruned evenly")
+
+    @property
+    def units(self) -> int:
+        return len(self.scores)
+
+    @cached_property
+    def order(self) -> IntArray:
+        """int64 [units / blocks, blocks]: row r holds the unit of each block that goes in step r."""
+        blocks = int(self.block_of.max(initial=0)) + 1
+        # lexsort is stable, so ties go by lowest index.
+        ranked = np.lexsort((self.scores, self.block_of)).reshape(blocks, -1)
+        return ranked.T
+
+    @cached_property
+    def losses(self) -> FloatArray:
+        """float64 [widths]: what is lost at each permitted width; the first is 0."""
+        rows = self.scores[self.order].sum(axis=1)
+        blocks = self.order.shape[1]
+        left = len(rows) - np.arange(len(rows))
+        weighted = rows * (len(rows) / left) ** self.evenness
+        cumulative = np.concatenate(([0.0], np.cumsum(weighted)))
+        return cumulative[[(self.units - width) // blocks for width in self.widths]]
+
+    def removed(self, width: int) -> IntArray:
+        """The units that go when `width` stay, ascending."""
+        rows = (self.units - width) // self.order.shape[1]
+        return np.sort(self.order[:rows].ravel())
+
+
+@dataclass(frozen=True, eq=False)
+class SearchProblem:
+    """Find widths of least loss whose cost is at most ``full cost / compress_ratio``.
+
+    Attributes:
+        groups: what is searched.
+        cost: the cost model.
+        full: units of every group of the analysis, searched or not.
+        compress_ratio: above 1.
+        start: kept units where the search starts: `full`, but for groups whose width the user fixed.
+    """
+
+    groups: tuple[SearchGroup, ...]
+    cost: CostModel
+    full: tuple[int, ...]
+    compress_ratio: float
+    start: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.start:
+            object.__setattr__(self, "start", self.full)
+
+    @cached_property
+    def full_cost(self) -> float:
+        return self.cost.total(self.full)
+
+    @property
+    def budget(self) -> float:
+        return self.full_cost / self.compress_ratio
+
+    @cached_property
+    def least_cost(self) -> float:
+        """The cost with every group at its smallest permitted width."""
+        kept = list(self.start)
+        for group in self.groups:
+            kept[group.index] = group.widths[-1]
+        return self.cost.total(kept)
+
+    def solution(self, kept: Sequence[int], trace: Sequence[tuple[float, float]] = ()) -> Solution:
+        """Everything that follows from the chosen widths."""
+        removed = {g.index: g.removed(kept[g.index]) for g in self.groups if kept[g.index] < g.units}
+        losses = {g.index: float(g.losses[g.widths.index(kept[g.index])]) for g in self.groups}
+        cost = self.cost.total(kept)
+        return Solution(
+            kept=tuple(int(units) for units in kept),
+            removed=removed,
+            losses=losses,
+            cost=cost,
+            full_cost=self.full_cost,
+            reached=cost <= self.budget * (1 + 1e-9),
+            trace=list(trace),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """Widths that a search chose.
+
+    Attributes:
+        kept: units kept by every group of the analysis.
+        removed: group index -> removed units, ascending; groups that lose nothing are absent.
+        losses: group index -> loss.
+        cost: cost of the pruned model.
+        full_cost: cost of the original.
+        reached: whether the target was reached.
+        trace: (cost, loss) after each step of the search, when the algorithm goes in steps.
+    """
+
+    kept: tuple[int, ...]
+    removed: dict[int, IntArray]
+    losses: dict[int, float]
+    cost: float
+    full_cost: float
+    reached: bool
+    trace: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> float:
+        """full cost / cost."""
+        return self.full_cost / self.cost if self.cost else math.inf
+
+    @property
+    def loss(self) -> float:
+        return sum(self.losses.values())

@@ -1,0 +1,54 @@
+"""Permitted widths against the known table; losses and removed units against sums written out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from openwork.config.counting import kept_channels
+from openwork.errors import ConfigError
+from openwork.search import SearchGroup, permitted_widths
+
+
+@pytest.mark.parametrize(
+    ("units", "blocks", "align"),
+    [(5, 1, 1), (20, 1, 16), (33, 1, 16), (48, 1, 16), (48, 3, 16), (48, 3, 1), (36, 6, 16), (8, 8, 1)],
+)
+def test_widths_are_those_that_the_pruner_can_keep(units, blocks, align):
+    possible = {kept_channels(units, removed / units, align > 1, blocks) for removed in range(units)}
+    assert set(permitted_widths(units, blocks, 1, align)) == possible
+
+
+def test_widths_of_units_with_several_channels():
+    assert permitted_widths(12, channels=64, align=16) == tuple(range(12, 0, -1))
+    assert permitted_widths(12, channels=4, align=16) == (12, 8, 4)
+
+
+@pytest.mark.parametrize(("ratio", "least"), [(1.0, 1), (0.5, 10), (0.49, 11), (0.01, 20)])
+def test_cap(ratio, least):
+    assert permitted_widths(20, max_prune_ratio=ratio) == tuple(range(20, least - 1, -1))
+
+
+def test_removed_takes_the_lowest_of_each_block():
+    scores = np.array([3.0, 1.0, 2.0, 6.0, 6.0, 5.0])
+    group = SearchGroup(0, "x", scores, np.array([0, 0, 0, 1, 1, 1]), permitted_widths(6, 2))
+    assert group.widths == (6, 4, 2)
+    assert group.removed(4).tolist() == [1, 5]
+    assert group.removed(2).tolist() == [1, 2, 3, 5]  # the tie of 3 and 4 goes to the lower index
+    assert group.losses.tolist() == [0, 6, 14]
+
+
+def test_evenness_weighs_what_is_left():
+    group = SearchGroup(0, "x", np.ones(4), np.zeros(4, int), permitted_widths(4), evenness=2.0)
+    expected = np.cumsum([0, 1, (4 / 3) ** 2, 4])
+    assert np.allclose(group.losses, expected)
+
+
+def test_not_finite_scores_name_the_layer():
+    with pytest.raises(ConfigError, match=r"layer 'layer1\.conv': sensitivity of channel 1 is nan"):
+        SearchGroup(0, "layer1.conv", np.array([1, np.nan]), np.zeros(2, int), (2, 1))
+
+
+def test_uneven_blocks_are_refused():
+    with pytest.raises(ConfigError, match="layer 'c': blocks of different sizes"):
+        SearchGroup(0, "c", np.ones(3), np.array([0, 0, 1]), (3,))
