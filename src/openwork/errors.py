@@ -43,7 +43,7 @@ class ConversionError(OpenworkError, ValueError):
     """A model file cannot be converted."""
 
 
-class FileError(OpenworkError, OSError):
+class FileError(OpenworkError, OSError, ValueError):
     """A path cannot be read or written."""
 
 
