@@ -96,8 +96,7 @@ timm selecsls42 224 0.252
 def allow_torchvision() -> torch.library.Library:
     """Define the operators that torchvision's compiled part would bring, where that part cannot be loaded.
 
-    Call before the first import of torchvision. Where the compiled part is there, defining them does no harm: it is
-    skipped.
+    Call before the first import of torchvision. Where the compiled part has brought them, nothing is defined.
     """
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
@@ -168,7 +167,7 @@ def _torchvision(name: str) -> nn.Module:
 
 
 def randomise_norm_statistics(model: nn.Module) -> None:
-    """Give norms non-trivial statistics and weights, and constant parameters (layer scales, biases) other values."""
+    """Give norms other statistics and weights than 0 and 1, and constant parameters (layer scales) other values."""
     perturb(model)
 
 
