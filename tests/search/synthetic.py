@@ -11,9 +11,7 @@ from openwork.search import SearchGroup, SearchProblem, permitted_widths
 from openwork.search.cost import from_terms
 
 
-def chain(
-    seed, depth=4, units=6, align=1, blocks=1, ratio=1.7, cost="macs", max_prune_ratio=1.0, evenness=0.0
-):
+def chain(seed, depth=4, units=6, align=1, blocks=1, ratio=1.7, cost="macs", max_prune_ratio=1.0, evenness=0.0):
     """A chain of `depth` layers, input 3 and output 10 fixed; every third layer reads a residual stream."""
     random = np.random.default_rng(seed)
     sizes = [int(units * random.integers(1, 3)) * blocks for _ in range(depth)]

@@ -20,9 +20,7 @@ _LEVELS = 2000
 _CHOICES = 65
 
 
-def knapsack(
-    losses: list[np.ndarray], costs: list[np.ndarray], budget: float, levels: int
-) -> list[int] | None:
+def knapsack(losses: list[np.ndarray], costs: list[np.ndarray], budget: float, levels: int) -> list[int] | None:
     """One choice of each row, of least total loss, with total cost at most `budget`.
 
     Args:
@@ -80,8 +78,7 @@ def solve_dynamic(problem: SearchProblem, progress: Progress | None = None, roun
         options = [_options(walk, number, radius) for number in range(len(problem.groups))]
         losses = [group.losses[option] for group, option in zip(problem.groups, options, strict=True)]
         costs = [
-            np.array([-walk.gain(number, int(place)) for place in option])
-            for number, option in enumerate(options)
+            np.array([-walk.gain(number, int(place)) for place in option]) for number, option in enumerate(options)
         ]
         picks = knapsack(losses, costs, walk.slack, _LEVELS)
         if picks is not None:

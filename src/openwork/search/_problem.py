@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from openwork.errors import ConfigError
-from openwork.graph.groups import IntArray
+from openwork.graph.groups import IntArray, PruneGroup
 from openwork.importance import FloatArray
 from openwork.search.cost import CostModel
 
@@ -56,6 +56,7 @@ class SearchGroup:
         block_of: int64 [units]; see `openwork.graph.groups.PruneGroup`.
         widths: the numbers of units that may stay, descending, first all; see `permitted_widths`.
         evenness: see the module.
+        source: the group of the analysis, when there is one.
 
     Raises:
         ConfigError: a score is NaN or infinite, or the blocks differ in size.
@@ -67,6 +68,7 @@ class SearchGroup:
     block_of: IntArray
     widths: tuple[int, ...]
     evenness: float = 0.0
+    source: PruneGroup | None = None
 
     def __post_init__(self) -> None:
         bad = np.flatnonzero(~np.isfinite(self.scores))

@@ -118,9 +118,7 @@ def test_search_on_a_staircase_stops_at_the_edges():
 
     layers = [LayerTable(str(i), AxisSize(3.0), AxisSize(0.0, ((i, 1.0),)), staircase) for i in range(3)]
     scores = np.random.default_rng(0).gamma(1.0, size=(3, 64))
-    groups = tuple(
-        SearchGroup(i, str(i), scores[i], np.zeros(64, int), permitted_widths(64)) for i in range(3)
-    )
+    groups = tuple(SearchGroup(i, str(i), scores[i], np.zeros(64, int), permitted_widths(64)) for i in range(3))
     solution = solve_greedy(SearchProblem(groups, LatencyCost(layers), (64, 64, 64), 1.5))
     assert solution.cost == 8
     assert all(width % 16 == 0 for width in solution.kept)
