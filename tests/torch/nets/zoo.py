@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nets import transformer_configs
+from nets import checks, transformer_configs
 from nets.micro import perturb
 
 __all__ = ["SAMPLE", "ZOO", "ZooNet", "allow_torchvision", "randomise_norm_statistics"]
@@ -134,7 +134,7 @@ class ZooNet:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = self._factory()()
-            randomise_norm_statistics(model)
+            randomise_norm_statistics(model, self.inputs(batch=2))
         return model.eval()
 
     def _factory(self) -> Callable[[], nn.Module]:
@@ -166,9 +166,34 @@ def _torchvision(name: str) -> nn.Module:
     return models.get_model(name, **options)
 
 
-def randomise_norm_statistics(model: nn.Module) -> None:
-    """Give norms other statistics and weights than 0 and 1, and constant parameters (layer scales) other values."""
+def randomise_norm_statistics(model: nn.Module, inputs: Any = None) -> None:
+    """Move norm statistics, norm weights and constant parameters (layer scales) away from 0 and 1.
+
+    With `inputs`, batch-norm statistics are first those of one training pass, so that signals neither vanish nor
+    explode in deep networks; then each channel's are moved by up to half.
+    """
     perturb(model)
+    norms = [
+        m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
+    ]
+    if not norms or inputs is None:
+        return
+    momenta = [norm.momentum for norm in norms]
+    training = {module: module.training for module in model.modules()}
+    for norm in norms:
+        norm.momentum = 1.0
+    with torch.no_grad():
+        model.train()
+        checks.example_call(model, inputs)
+        for norm, momentum in zip(norms, momenta):
+            assert norm.running_var is not None and norm.running_mean is not None
+            norm.momentum = momentum
+            norm.running_var.clamp_(min=0.05).mul_(torch.empty_like(norm.running_var).uniform_(0.5, 1.5))
+            norm.running_mean.add_(
+                torch.empty_like(norm.running_mean).uniform_(-0.5, 0.5) * norm.running_var.sqrt()
+            )
+    for module, mode in training.items():
+        module.training = mode
 
 
 ZOO: dict[str, ZooNet] = {}
