@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from nets.checks import difference, example_call, forward_backward, same_state, snapshot
 from nets.masking import masked_by_hand
@@ -25,9 +28,7 @@ FIXED = settings(
 WITHOUT_NORMS = tuple(kind for kind in KINDS if kind != "norm")
 
 
-def prune_or_discard(
-    model: torch.nn.Module, inputs: torch.Tensor, **options: object
-) -> tuple[torch.nn.Module, object]:
+def prune_or_discard(model: nn.Module, inputs: Tensor, **options: Any) -> tuple[nn.Module, Any]:
     """`prune`; a network that is frozen altogether is no example."""
     try:
         return prune(model, inputs, **options)

@@ -1,7 +1,7 @@
 """Random networks: a directed acyclic graph of blocks, drawn by hypothesis from the structures of the micro-nets.
 
-A network is a `Spec`, plain data that prints and shrinks well. Every block reads earlier feature maps of one spatial
-size and makes a new one; what nobody reads is concatenated into the head.
+A network is a `Spec`, plain data that prints and shrinks well. Every block reads earlier feature maps of one
+spatial size and makes a new one; what nobody reads is concatenated into the head.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ class RandomNet(nn.Module):
 def specs(draw: st.DrawFn, max_blocks: int = 6, kinds: tuple[str, ...] = tuple(KINDS)) -> Spec:
     """Draw a network of up to `max_blocks` blocks of the given kinds. All widths are multiples of four."""
     blocks: list[Block] = []
-    for index in range(draw(st.integers(1, max_blocks))):
+    for index in range(draw(st.integers(2, max_blocks))):
         kind = draw(st.sampled_from(kinds))
         # Mostly the newest features, so that networks get deep.
         source = st.one_of(st.just(index), st.integers(0, index))

@@ -173,9 +173,8 @@ def randomise_norm_statistics(model: nn.Module, inputs: Any = None) -> None:
     explode in deep networks; then each channel's are moved by up to half.
     """
     perturb(model)
-    norms = [
-        m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
-    ]
+    batch_norm = nn.modules.batchnorm._BatchNorm
+    norms = [m for m in model.modules() if isinstance(m, batch_norm) and m.track_running_stats]
     if not norms or inputs is None:
         return
     momenta = [norm.momentum for norm in norms]
@@ -186,12 +185,10 @@ def randomise_norm_statistics(model: nn.Module, inputs: Any = None) -> None:
         model.train()
         checks.example_call(model, inputs)
         for norm, momentum in zip(norms, momenta):
-            assert norm.running_var is not None and norm.running_mean is not None
             norm.momentum = momentum
-            norm.running_var.clamp_(min=0.05).mul_(torch.empty_like(norm.running_var).uniform_(0.5, 1.5))
-            norm.running_mean.add_(
-                torch.empty_like(norm.running_mean).uniform_(-0.5, 0.5) * norm.running_var.sqrt()
-            )
+            mean, variance = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
+            variance.clamp_(min=0.05).mul_(torch.empty_like(variance).uniform_(0.5, 1.5))
+            mean.add_(torch.empty_like(mean).uniform_(-0.5, 0.5) * variance.sqrt())
     for module, mode in training.items():
         module.training = mode
 

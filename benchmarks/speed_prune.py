@@ -1,0 +1,131 @@
+"""Speed: openwork's analyze + prune beside Torch-Pruning's dependency graph + pruner + step.
+
+One process, one thread, alternating, medians; networks that both can prune. The clock runs over the work on a
+fresh copy of the model, not over building or copying it.
+
+    python benchmarks/speed_prune.py                              # all such networks of the zoo
+    python benchmarks/speed_prune.py --only resnet50 --rounds 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "torch")]
+
+SLOW = 15.0  # seconds; where Torch-Pruning takes longer, one round has to do
+
+
+def with_openwork(model: Any, inputs: Any) -> None:
+    from openwork.torch import analyze, prune
+
+    analyze(model, inputs)
+    prune(model, inputs, ratio=0.5)
+
+
+def with_openwork_prune(model: Any, inputs: Any) -> None:
+    from openwork.torch import prune
+
+    prune(model, inputs, ratio=0.5)
+
+
+def with_torch_pruning(model: Any, inputs: Any) -> None:
+    import torch_pruning
+    from torch import nn
+
+    heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == 1000]
+    pruner = torch_pruning.pruner.MagnitudePruner(
+        model,
+        inputs,
+        importance=torch_pruning.importance.GroupMagnitudeImportance(p=2),
+        pruning_ratio=0.5,
+        ignored_layers=heads,
+    )
+    pruner.step()
+
+
+def seconds(work: Callable[[Any, Any], None], model: Any, inputs: Any) -> float:
+    fresh = copy.deepcopy(model)
+    start = time.perf_counter()
+    work(fresh, inputs)
+    return time.perf_counter() - start
+
+
+def compare(name: str, rounds: int) -> tuple[float, float, float]:
+    """Medians in seconds: openwork analyze + prune, openwork prune alone, Torch-Pruning."""
+    from nets.zoo import ZOO
+
+    net = ZOO[name]
+    model, inputs = net.build(), net.inputs()
+    contenders = (with_openwork, with_openwork_prune, with_torch_pruning)
+    taken: list[list[float]] = [[], [], []]
+    for index in range(rounds + 1):
+        for times, work in zip(taken, contenders):
+            times.append(seconds(work, model, inputs))
+        if index == 0 and taken[2][0] < SLOW:
+            for times in taken:  # the first round warms up imports and caches
+                times.clear()
+        elif taken[2][0] >= SLOW:
+            break
+    return statistics.median(taken[0]), statistics.median(taken[1]), statistics.median(taken[2])
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", default=[], metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds after one to warm up (default 3)")
+    parser.add_argument("--markdown", metavar="FILE", help="write the table there")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = arguments()
+    warnings.simplefilter("ignore")
+    import torch
+
+    from nets.zoo import ZOO, allow_torchvision
+    from openwork.files import write_text
+
+    torch.set_num_threads(1)
+    allow_torchvision()
+    names = [net.name for net in ZOO.values() if net.torch_pruning_kept is not None]
+    names = [name for name in names if name in options.only or not options.only]
+    lines = [
+        "| network | openwork analyze + prune, s | prune alone, s | Torch-Pruning, s | ratio |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    print("\n".join(lines), flush=True)
+    ratios = []
+    for name in names:
+        try:
+            ours, prune_alone, theirs = compare(name, options.rounds)
+        except Exception as error:
+            line = f"| {name} | | | | {type(error).__name__}: {str(error)[:80]} |"
+        else:
+            ratios.append(theirs / ours)
+            line = f"| {name} | {ours:.3f} | {prune_alone:.3f} | {theirs:.3f} | {theirs / ours:.1f} |"
+        lines.append(line)
+        print(line, flush=True)
+    if ratios:
+        summary = f"{len(ratios)} networks: geometric mean {statistics.geometric_mean(ratios):.1f} times faster, "
+        summary += f"least {min(ratios):.1f}, most {max(ratios):.1f}."
+        print("\n" + summary)
+        if options.markdown:
+            command = "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+            write_text(options.markdown, f"Made by `{command}`. {summary}\n\n" + "\n".join(lines) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
