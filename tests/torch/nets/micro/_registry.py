@@ -31,6 +31,7 @@ class MicroNet:
         ratio: the ratio that `kept` is about.
         round_to: the alignment that `kept` is about.
         nothing: no channel of it may be removed, so `prune` must raise `NothingToPruneError`.
+        optional: freezing all of it is as right as pruning it.
     """
 
     name: str
@@ -41,6 +42,7 @@ class MicroNet:
     ratio: float = 0.5
     round_to: int = 1
     nothing: bool = False
+    optional: bool = False
 
     def build(self) -> nn.Module:
         """A fresh model in evaluation mode; the same weights at each call."""
@@ -67,6 +69,7 @@ def micro(
     ratio: float = 0.5,
     round_to: int = 1,
     nothing: bool = False,
+    optional: bool = False,
 ) -> Callable[[type[nn.Module]], type[nn.Module]]:
     """Class decorator that enters a module class into `NETS`."""
 
@@ -74,7 +77,7 @@ def micro(
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", factory.__name__).lower()
         if name in NETS:
             raise ValueError(f"micro-net {name!r} is defined twice")
-        NETS[name] = MicroNet(name, factory, inputs, dict(kept or {}), frozen, ratio, round_to, nothing)
+        NETS[name] = MicroNet(name, factory, inputs, dict(kept or {}), frozen, ratio, round_to, nothing, optional)
         return factory
 
     return enter

@@ -33,7 +33,7 @@ class WeightNorm(nn.Module):
         return self.head(F.relu(self.conv(x)))
 
 
-@micro(image())
+@micro(image(), optional=True)
 class SpectralNorm(nn.Module):
     """The weight is divided by a norm over all of its channels; whatever is done must be right."""
 

@@ -65,7 +65,7 @@ class FlipChannels(_Between):
         return torch.flip(x, (1,))
 
 
-@micro(image())
+@micro(image(), optional=True)
 class FlipChannelsAdded(_Between):
     """Channel i meets channel 15 - i: they go in pairs."""
 
@@ -168,7 +168,7 @@ class CompareAndCast(_Between):
         return (x * keep).double().cumsum(-1).float().contiguous().clone()
 
 
-@micro(image())
+@micro(image(), optional=True)
 class PermutedByIndex(_Between):
     """Channels picked in a fixed order by a buffer."""
 
@@ -195,7 +195,7 @@ class ChannelsPickedInSource(nn.Module):
         return self.head(torch.stack([a * b, b - c, c.exp() * d, a + d], 1))
 
 
-@micro(image())
+@micro(image(), optional=True)
 class SortedChannels(_Between):
     """The order after sorting belongs to no channel."""
 
@@ -342,7 +342,7 @@ class SpatialGatingUnit(nn.Module):
         return self.out(u * v)
 
 
-@micro(floats((2, 3, 10)))
+@micro(floats((2, 3, 10)), optional=True)
 class OuterProduct(nn.Module):
     """Every channel of one with every channel of the other, flattened into a linear layer: 16 * 16 inputs."""
 
