@@ -6,6 +6,7 @@ counted by `torch.utils.flop_counter` on both models, not by the engine. Seconds
 
     python benchmarks/coverage.py                          # all, one at a time
     python benchmarks/coverage.py --only resnet50 --only swin_t
+    python benchmarks/coverage.py --only timm:convnextv2_atto:224
     python benchmarks/coverage.py --markdown benchmarks/coverage.md
 """
 
@@ -34,11 +35,10 @@ def measure(name: str, ratio: float) -> dict[str, Any]:
     import torch
 
     from nets.checks import example_call, forward_backward, multiply_accumulates
-    from nets.zoo import ZOO
     from openwork.torch import analyze, prune, verify
 
     torch.set_num_threads(1)
-    net = ZOO[name]
+    net = find(name)
     model = net.build()
     inputs = net.inputs()
     result: dict[str, Any] = {"name": name, "parameters": sum(p.numel() for p in model.parameters())}
@@ -112,9 +112,9 @@ def passes(result: dict[str, Any]) -> bool:
 
 def row(result: dict[str, Any]) -> str:
     """One line of the markdown table."""
-    from nets.zoo import ZOO
+    from nets.zoo import find
 
-    net = ZOO[result["name"]]
+    net = find(result["name"])
     head = f"| {net.source} | {net.name} | {'yes' if passes(result) else '**no**'} "
     if "failure" in result:
         failure = result["failure"].replace("|", "\\|")
@@ -146,7 +146,9 @@ def table(results: list[dict[str, Any]], command: str) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="run these networks only")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="run these; also timm:NAME:SIZE"
+    )
     parser.add_argument("--source", choices=("torchvision", "timm", "transformers"), help="run one source only")
     parser.add_argument("--jobs", type=int, default=1, help="networks at a time (default 1)")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds for each network (default 240)")
@@ -166,12 +168,11 @@ def main() -> int:
     from nets.zoo import ZOO
     from openwork.files import write_text
 
-    unknown = [name for name in options.only if name not in ZOO]
+    unknown = [name for name in options.only if name not in ZOO and ":" not in name]
     if unknown:
         print(f"--only {unknown[0]}: not in the zoo", file=sys.stderr)
         return 2
-    names = [n for n in ZOO if n in options.only or not options.only]
-    names = [n for n in names if options.source in (None, ZOO[n].source)]
+    names = options.only or [n for n in ZOO if options.source in (None, ZOO[n].source)]
     results = []
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         for result in pool.map(lambda name: run_child(name, options.ratio, options.limit), names):

@@ -239,7 +239,7 @@ MODELS: dict[str, TransformerModel] = {
             "window_size": 4,
         },
         "image",
-        shrink=(r"(query|q_proj)\.weight", r"intermediate\.dense\.weight"),
+        shrink=(r"(query|q_proj)\.weight", r"(intermediate\.dense|fc1)\.weight"),
     ),
     "hf_convnextv2": TransformerModel(
         "ConvNextV2Config",

@@ -17,7 +17,7 @@ from torch import nn
 from nets import checks, transformer_configs
 from nets.micro import perturb
 
-__all__ = ["SAMPLE", "ZOO", "ZooNet", "allow_torchvision", "randomise_norm_statistics"]
+__all__ = ["SAMPLE", "ZOO", "ZooNet", "allow_torchvision", "find", "randomise_norm_statistics"]
 
 # source, name, input size, Torch-Pruning 1.6.1: share of MACs kept, or how it failed.
 _IMAGE_NETS = """
@@ -200,6 +200,20 @@ for _line in _IMAGE_NETS.split("\n"):
         ZOO[_name] = ZooNet(_source, _name, int(_size), _kept)
 for _name, _model in transformer_configs.MODELS.items():
     ZOO[_name] = ZooNet("transformers", _name, 0, "", _model.shrink)
+
+
+def find(name: str) -> ZooNet:
+    """The network of the zoo called `name`, or any other written as ``timm:NAME:SIZE`` or ``torchvision:NAME:SIZE``.
+
+    Raises:
+        KeyError: neither.
+    """
+    source, _, rest = name.partition(":")
+    if source in ("timm", "torchvision") and rest:
+        model, _, size = rest.partition(":")
+        return ZooNet(source, model, int(size or 224))
+    return ZOO[name]
+
 
 # What `make test` runs: quick, and each with another structure (name -> input size, 0 = its own).
 SAMPLE: dict[str, int] = {
