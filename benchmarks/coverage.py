@@ -35,6 +35,7 @@ def measure(name: str, ratio: float) -> dict[str, Any]:
     import torch
 
     from nets.checks import example_call, forward_backward, multiply_accumulates
+    from nets.zoo import find
     from openwork.torch import analyze, prune, verify
 
     torch.set_num_threads(1)
@@ -150,6 +151,9 @@ def arguments() -> argparse.Namespace:
         "--only", action="append", default=[], metavar="NAME", help="run these; also timm:NAME:SIZE"
     )
     parser.add_argument("--source", choices=("torchvision", "timm", "transformers"), help="run one source only")
+    parser.add_argument(
+        "--extra", action="store_true", help="run the networks beside the 68 that were never tuned on"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="networks at a time (default 1)")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds for each network (default 240)")
     parser.add_argument("--ratio", type=float, default=0.5, help="share of channels to remove (default 0.5)")
@@ -165,7 +169,7 @@ def main() -> int:
     if options.child:
         print(MARK + json.dumps(measure(options.child, options.ratio)), flush=True)
         return 0
-    from nets.zoo import ZOO
+    from nets.zoo import EXTRA, ZOO
     from openwork.files import write_text
 
     unknown = [name for name in options.only if name not in ZOO and ":" not in name]
@@ -173,6 +177,7 @@ def main() -> int:
         print(f"--only {unknown[0]}: not in the zoo", file=sys.stderr)
         return 2
     names = options.only or [n for n in ZOO if options.source in (None, ZOO[n].source)]
+    names = list(EXTRA) if options.extra else names
     results = []
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         for result in pool.map(lambda name: run_child(name, options.ratio, options.limit), names):

@@ -10,7 +10,7 @@ import torch
 
 from nets.checks import forward_backward, multiply_accumulates, same_state, snapshot
 from nets.selection import half_of_each_block
-from nets.zoo import SAMPLE, ZOO
+from nets.zoo import SAMPLE, ZOO, find
 from openwork.torch import analyze, prune, verify
 
 pytestmark = pytest.mark.zoo
@@ -20,7 +20,7 @@ GROUPS_ALONE = 6
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_all_groups_together(name: str) -> None:
-    net = ZOO[name]
+    net = find(name)
     model, inputs = net.build(), net.inputs(size=SAMPLE[name] or None)
     before = snapshot(model)
     pruned, plan = prune(model, inputs, ratio=0.5)
@@ -44,7 +44,7 @@ def test_all_groups_together(name: str) -> None:
 @pytest.mark.parametrize("name", SAMPLE)
 def test_some_groups_alone(name: str) -> None:
     """A fixed sample of the groups, spread over the depth of the network."""
-    net = ZOO[name]
+    net = find(name)
     model, inputs = net.build(), net.inputs(size=SAMPLE[name] or None)
     groups = [group for group in analyze(model, inputs).groups if group.units // group.blocks > 1]
     picked = [groups[i] for i in sorted({round(x) for x in np.linspace(0, len(groups) - 1, GROUPS_ALONE)})]

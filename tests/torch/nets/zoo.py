@@ -203,7 +203,7 @@ for _name, _model in transformer_configs.MODELS.items():
 
 
 def find(name: str) -> ZooNet:
-    """The network of the zoo called `name`, or any other written as ``timm:NAME:SIZE`` or ``torchvision:NAME:SIZE``.
+    """The network of the zoo called `name`, or any other: ``timm:NAME:SIZE``, ``torchvision:NAME:SIZE``.
 
     Raises:
         KeyError: neither.
@@ -213,6 +213,102 @@ def find(name: str) -> ZooNet:
         model, _, size = rest.partition(":")
         return ZooNet(source, model, int(size or 224))
     return ZOO[name]
+
+
+# Beside the zoo: more structures, among them timm's own miniature networks.
+EXTRA = (
+    tuple(
+        f"timm:test_{name}:160"
+        for name in (
+            "byobnet",
+            "coatnet",
+            "convnext",
+            "convnext2",
+            "convnext3",
+            "efficientnet",
+            "efficientnet_evos",
+            "efficientnet_gn",
+            "efficientnet_ln",
+            "mambaout",
+            "maxvit",
+            "nfnet",
+            "resnet",
+            "vit",
+            "vit2",
+            "vit3",
+            "vit4",
+            "vit_relpos",
+        )
+    )
+    + tuple(
+        f"timm:{name}"
+        for name in (
+            "convnextv2_atto:224",
+            "efficientvit_b0:224",
+            "efficientvit_m0:224",
+            "repghostnet_050:224",
+            "mobilevitv2_050:256",
+            "fbnetc_100:224",
+            "lcnet_050:224",
+            "ecaresnet26t:256",
+            "gcresnet33ts:256",
+            "halonet26t:256",
+            "lambda_resnet26t:256",
+            "sebotnet33ts_256:256",
+            "eca_botnext26ts_256:256",
+            "coatnet_nano_rw_224:224",
+            "crossvit_tiny_240:240",
+            "convit_tiny:224",
+            "visformer_tiny:224",
+            "twins_svt_small:224",
+            "tnt_s_legacy_patch16_224:224",
+            "nest_tiny:224",
+            "sequencer2d_s:224",
+            "volo_d1_224:224",
+            "davit_tiny:224",
+            "gcvit_xxtiny:224",
+            "hiera_tiny_224:224",
+            "eva02_tiny_patch14_224:224",
+            "repvit_m0_9:224",
+            "mambaout_femto:224",
+            "fasternet_t0:224",
+            "tiny_vit_5m_224:224",
+            "inception_resnet_v2:299",
+            "xception41:299",
+            "hgnetv2_b0:224",
+            "ese_vovnet19b_dw:224",
+            "pit_ti_224:224",
+            "swinv2_cr_tiny_ns_224:224",
+            "regnetz_b16:224",
+            "skresnext50_32x4d:224",
+            "legacy_seresnext26_32x4d:224",
+            "efficientnet_cc_b0_4e:224",
+            "cs3darknet_s:256",
+            "gernet_s:224",
+            "levit_conv_128s:224",
+            "swiftformer_xs:224",
+            "shvit_s1:224",
+            "nextvit_small:224",
+            "starnet_s1:224",
+            "rdnet_tiny:224",
+            "resnetv2_50:224",
+            "resnetblur50:224",
+        )
+    )
+    + tuple(
+        f"torchvision:{name}"
+        for name in (
+            "densenet169:224",
+            "efficientnet_v2_m:224",
+            "shufflenet_v2_x0_5:224",
+            "regnet_y_800mf:224",
+            "vgg16:224",
+            "squeezenet1_0:224",
+            "mnasnet0_5:224",
+            "convnext_small:224",
+        )
+    )
+)
 
 
 # What `make test` runs: quick, and each with another structure (name -> input size, 0 = its own).
@@ -230,4 +326,7 @@ SAMPLE: dict[str, int] = {
     "hf_gpt2": 0,
     "hf_llama": 0,
     "hf_t5": 0,
+    "timm:test_convnext3:160": 0,
+    "timm:test_nfnet:160": 0,
+    "timm:test_vit3:160": 0,
 }
