@@ -67,10 +67,10 @@ def parse_text(text: str, kind: Any, source: str, error: type[OpenworkError]) ->
 
 def _explain(problem: text_format.ParseError, text: str, kind: Any) -> str:
     """One line for a ParseError: where, which field, what is allowed."""
-    number, column = problem.GetLine(), problem.GetColumn()
+    number, column = problem.GetLine() or 0, problem.GetColumn() or 1
+    place = f", line {number}: " if number else ": "
     words = str(problem)
     pool = kind.DESCRIPTOR.file.pool
-    place = f", line {number}: " if number else ": "
     if found := _UNKNOWN_FIELD.search(words):
         fields = [field.name for field in pool.FindMessageTypeByName(found[1]).fields]
         return f"{place}unknown field {found[2]!r} in {_short(found[1])}; {nearest(found[2], fields)}"
@@ -79,8 +79,8 @@ def _explain(problem: text_format.ParseError, text: str, kind: Any) -> str:
     if found := _BOTH.search(words):
         first, second = sorted((_short(found[1]), _short(found[2])))
         return f"{place}{first} and {second} are both given; only one of them is allowed"
-    line = text.split("\n")[number - 1] if number else ""
-    named = _FIELD_BEFORE.search(line[: column - 1]) if column else None
+    lines = text.split("\n")[number - 1 :] if number else [""]
+    named = _FIELD_BEFORE.search(lines[0][: column - 1])
     field = f"{named[1]}: " if named else ""
     if found := _UNKNOWN_VALUE.search(words):
         names = [value.name for value in pool.FindEnumTypeByName(found[1]).values]
@@ -89,9 +89,10 @@ def _explain(problem: text_format.ParseError, text: str, kind: Any) -> str:
         return f"{place}{field}unknown value {found[2]!r}{allowed} (allowed: {', '.join(names)})"
     # What is left of protobuf's own words: drop its place and the quoted line that it puts before them.
     words = re.sub(r"^\d+:\d+ : ", "", words)
-    quoted = f"'{line}': "
-    words = words.removeprefix(quoted).replace("\n", " ")
-    return f"{place}{field}{words[:200]}"
+    words = words.removeprefix(f"'{lines[0]}': ").removeprefix("'': ").replace("\n", " ")[:200]
+    # Protobuf misses a closing bracket only where the text is over, and places that error earlier.
+    over = words in ('Expected "}".', 'Expected ">".') or not "".join([lines[0][column - 1 :], *lines[1:]]).strip()
+    return f"{place}{field}{'the file ends too early: ' if over else ''}{words}"
 
 
 def _short(full_name: str) -> str:
@@ -115,18 +116,23 @@ def format_float(value: float) -> str:
 
 
 def quote(value: str | bytes) -> str:
-    """A string literal in text format."""
+    """A string literal in text format; in single quotes where that saves escaping (JSON)."""
     if isinstance(value, bytes):
-        return '"' + "".join(_ESCAPES.get(byte) or chr(byte) for byte in value) + '"'
-    return '"' + value.translate(_STRING_ESCAPES) + '"'
+        try:
+            return quote(value.decode())
+        except UnicodeDecodeError:
+            return '"' + value.decode("latin-1").translate(_BYTE_ESCAPES) + '"'
+    if '"' in value and "'" not in value:
+        return "'" + value.translate(_INSIDE_SINGLE) + "'"
+    return '"' + value.translate(_INSIDE_DOUBLE) + '"'
 
 
-_STRING_ESCAPES = {
+_INSIDE_SINGLE = {
     **{code: f"\\{code:03o}" for code in (*range(32), 127)},
     ord("\n"): "\\n",
     ord("\r"): "\\r",
     ord("\t"): "\\t",
-    ord('"'): '\\"',
     ord("\\"): "\\\\",
 }
-_ESCAPES = {**_STRING_ESCAPES, **{code: f"\\{code:03o}" for code in range(128, 256)}}
+_INSIDE_DOUBLE = {**_INSIDE_SINGLE, ord('"'): '\\"'}
+_BYTE_ESCAPES = {**_INSIDE_DOUBLE, **{code: f"\\{code:03o}" for code in range(128, 256)}}

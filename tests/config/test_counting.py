@@ -38,6 +38,12 @@ def test_a_quarter_of_twenty() -> None:
     assert kept_channels(20, 0.25, aligned=True) == 16
 
 
+def test_alignment_holds_where_rounding_leaves_nothing() -> None:
+    assert kept_channels(20, 0.99) == 1
+    assert kept_channels(20, 0.99, aligned=True) == 16
+    assert kept_channels(64, 0.999, aligned=True, blocks=32) == 32
+
+
 def test_round_to_any_multiple() -> None:
     assert kept_channels(100, 0.5, aligned=True, multiple=8) == 56
     assert kept_channels(100, 0.5, aligned=True, multiple=1) == 50

@@ -281,7 +281,7 @@ BAD = {
     "batch_num of zero": ("batch_num: 0", "batch_num is 0; it must be at least 1"),
     "negative batch_num": ("batch_num: -3", "batch_num: Value out of range: -3"),
     "not a config": ("%PDF-1.4", "line 1: Expected identifier or number, got %"),
-    "truncated": ("prune_config { filter_pruner {", 'Expected "}"'),
+    "truncated": ("prune_config { filter_pruner {", 'the file ends too early: Expected "}"'),
     "closed twice": ("prune_config { } }", "Expected identifier or number, got }"),
     "unclosed string": ('skip_layers: "abc', "skip_layers: String missing ending quote"),
     "extension": ("[a.b.c]: 3", "does not have extensions"),

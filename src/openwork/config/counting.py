@@ -46,7 +46,7 @@ def kept_channels(
         raise ConfigError(f"blocks is {blocks}; it must divide the {total} channels")
     kept = total - round(total * ratio)
     if aligned:
-        kept = min(total, -(-kept // multiple) * multiple)
+        kept = min(total, -(-max(kept, 1) // multiple) * multiple)
     return max(blocks, kept - kept % blocks)
 
 
