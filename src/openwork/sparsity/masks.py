@@ -11,10 +11,10 @@ The rule, for NumPy arrays and torch tensors alike:
 Magnitudes are compared as integers: clearing the sign bit of an IEEE float leaves an integer that orders as
 the magnitude does, for every float format, and no comparison can meet a NaN.
 
-2:4 takes four comparisons and four minima or maxima per group. With p = max(a, b), q = min(a, b),
-r = max(c, d), s = min(c, d): q >= r keeps a and b; s > p keeps c and d; else p and r stay. Other N:M rank
-each position by counting the ones that beat it. Both work through the array in pieces that fit into a
-processor's cache, so temporary memory stays below 2 MB whatever the size of the array.
+Positions are ranked by comparing the array with itself, moved by 1 .. M-1 positions along the axis: M-1
+comparisons of long contiguous runs, whatever the axis, then byte arithmetic. A position stays if fewer than N
+others of its group beat it. The work goes through the array in pieces that fit into a processor's cache, so
+temporary memory stays small whatever the size of the array.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["BoolArray", "PatternCheck", "apply_mask_", "check", "nm_mask"]
 BoolArray = npt.NDArray[np.bool_]
 
 # Weights per piece: large enough that a NumPy call costs little per weight, small enough for a 2 MB cache.
-_PIECE = 98304
+_PIECE = 65536
 _LARGEST_M = 16
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
@@ -87,8 +87,8 @@ def nm_mask(weight: Any, n: int = 2, m: int = 4, axis: int = 1, blocks: int = 1)
     bits, kind = _bits_of(weight)
     mask = np.empty(bits.shape, dtype=np.bool_)
     if mask.size:
-        shape = _three_axes(bits.shape, axis, blocks)
-        _fill(bits.reshape(shape), mask.reshape(shape), _Magnitude(bits.dtype, kind), n, m)
+        _, length, inner = _three_axes(bits.shape, axis, blocks)
+        _fill(bits.reshape(-1), mask.reshape(-1), _Magnitude(bits.dtype, kind), n, m, length, inner)
     return mask if torch is None else torch.from_numpy(mask)
 
 
@@ -204,7 +204,7 @@ def _bits_of(weight: Any) -> tuple[npt.NDArray[Any], str]:
 
 
 class _Magnitude:
-    """Writes the magnitudes of a strided plane into a contiguous one, as comparable integers."""
+    """Writes magnitudes as comparable integers."""
 
     def __init__(self, dtype: np.dtype[Any], kind: str) -> None:
         size = dtype.itemsize
@@ -214,129 +214,66 @@ class _Magnitude:
         self.dtype = self._signed if kind == "f" else np.dtype(_UNSIGNED[size])
         self._clear = self._signed.type(2 ** (8 * size - 1) - 1)
 
-    def __call__(self, plane: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+    def __call__(self, values: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         if self._kind == "f":
-            np.bitwise_and(plane, self._clear, out=out)
+            np.bitwise_and(values, self._clear, out=out)
         elif self._kind == "i":
             # |-128| wraps round to -128 as int8, whose bits read as 128 unsigned: the right magnitude.
-            np.absolute(plane, out=out.view(self._signed))
+            np.absolute(values, out=out.view(self._signed))
         else:
-            np.copyto(out, plane)
+            np.copyto(out, values)
 
 
-def _fill(bits: npt.NDArray[Any], mask: BoolArray, magnitude: _Magnitude, n: int, m: int) -> None:
-    """Fill `mask` for `bits`, both [outer, length, inner]."""
-    outer, length, inner = bits.shape
-    full, tail = divmod(length, m)
-    if tail and tail <= n:
-        mask[:, full * m :] = True
-    elif tail:
-        _by_pieces(bits[:, None, full * m :], mask[:, None, full * m :], _Ranks(magnitude, tail, n))
-    if full:
-        # Without a tail the groups form one long axis: pieces may cross from one outer position to the next.
-        shape = (outer, full, m, inner) if tail else (1, outer * full, m, inner)
-        kernel = _TwoOfFour(magnitude) if (n, m) == (2, 4) else _Ranks(magnitude, m, n)
-        whole = slice(0, full * m)
-        _by_pieces(_split(bits[:, whole], shape), _split(mask[:, whole], shape), kernel)
-
-
-def _split(array: npt.NDArray[Any], shape: tuple[int, int, int, int]) -> npt.NDArray[Any]:
-    """A view (never a copy: results are written through it) with the group axis divided in two."""
-    view = array.view()
-    if view.flags.c_contiguous:
-        view.shape = shape
-        return view
-    m = shape[2]
-    steps = array.strides
-    return np.lib.stride_tricks.as_strided(array, shape, (steps[0], steps[1] * m, steps[1], steps[2]))
-
-
-def _by_pieces(bits: npt.NDArray[Any], mask: BoolArray, kernel: _TwoOfFour | _Ranks) -> None:
-    """Run `kernel` over [outer, groups, m, inner] in pieces of about `_PIECE` weights."""
-    outer, groups, m, inner = bits.shape
-    per_group = m * inner
-    if groups * per_group * 2 <= _PIECE:
-        step = max(1, _PIECE // (groups * per_group))
-        kernel.reserve((min(step, outer), groups, inner))
-        for start in range(0, outer, step):
-            kernel(bits[start : start + step], mask[start : start + step])
-        return
-    step = max(1, _PIECE // per_group)
-    kernel.reserve((1, min(step, groups), inner))
-    for o in range(outer):
-        for start in range(0, groups, step):
-            kernel(bits[o : o + 1, start : start + step], mask[o : o + 1, start : start + step])
-
-
-class _TwoOfFour:
-    """2:4 for one piece; see the head of the module."""
-
-    def __init__(self, magnitude: _Magnitude) -> None:
-        self._magnitude = magnitude
-        self._values: npt.NDArray[Any] = np.empty(0)
-        self._flags: BoolArray = np.empty(0, dtype=np.bool_)
-
-    def reserve(self, shape: tuple[int, int, int]) -> None:
-        self._values = np.empty((6, *shape), dtype=self._magnitude.dtype)
-        self._flags = np.empty((5, *shape), dtype=np.bool_)
-
-    def __call__(self, bits: npt.NDArray[Any], mask: BoolArray) -> None:
-        rows, groups, _, _ = bits.shape
-        a, b, c, d, q, s = self._values[:, :rows, :groups]
-        a_first, c_first, front, back, t = self._flags[:, :rows, :groups]
-        for position, plane in enumerate((a, b, c, d)):
-            self._magnitude(bits[:, :, position], plane)
-        np.greater_equal(a, b, out=a_first)
-        np.greater_equal(c, d, out=c_first)
-        np.minimum(a, b, out=q)
-        np.maximum(a, b, out=a)
-        np.minimum(c, d, out=s)
-        np.maximum(c, d, out=c)
-        np.greater_equal(q, c, out=front)
-        np.greater(s, a, out=back)
-        # Of booleans: greater(x, y) is "x and not y", less_equal(x, y) is "not x, or y".
-        np.greater(a_first, back, out=t)
-        np.logical_or(t, front, out=mask[:, :, 0])
-        np.logical_or(a_first, back, out=t)
-        np.less_equal(t, front, out=mask[:, :, 1])
-        np.greater(c_first, front, out=t)
-        np.logical_or(t, back, out=mask[:, :, 2])
-        np.logical_or(c_first, front, out=t)
-        np.less_equal(t, back, out=mask[:, :, 3])
+def _fill(
+    bits: npt.NDArray[Any], mask: BoolArray, magnitude: _Magnitude, n: int, m: int, length: int, inner: int
+) -> None:
+    """Fill `mask` for `bits`, both flat; in memory they are [outer, length, inner]."""
+    # The pattern of places in groups repeats with each group, or with each row if the last group is short.
+    period = (length if length % m else min(m, length)) * inner
+    size = max(1, min(_PIECE // period, bits.size // period)) * period
+    place = np.arange(period) // inner
+    above = np.minimum(m - 1, length - 1 - place // m * m) - place % m
+    repeated = np.tile(above.astype(np.int8), size // period)
+    ranks = _Ranks(magnitude, repeated, n, m, inner)
+    for start in range(0, bits.size, size):
+        ranks(bits[start : start + size], mask[start : start + size])
 
 
 class _Ranks:
-    """Any N of M for one piece: a position stays if fewer than N others beat it."""
+    """The mask of one piece.
 
-    def __init__(self, magnitude: _Magnitude, m: int, n: int) -> None:
+    Args:
+        magnitude: writes magnitudes.
+        above: int8, for each place of a piece how many higher positions its group has.
+        n, m: the pattern.
+        inner: distance in memory of neighbours along the axis.
+    """
+
+    def __init__(self, magnitude: _Magnitude, above: npt.NDArray[np.int8], n: int, m: int, inner: int) -> None:
         self._magnitude = magnitude
-        self._m = m
-        self._n = n
-        self._values: npt.NDArray[Any] = np.empty(0)
-        self._losses: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
-        self._wins: BoolArray = np.empty(0, dtype=np.bool_)
-
-    def reserve(self, shape: tuple[int, int, int]) -> None:
-        self._values = np.empty((self._m, *shape), dtype=self._magnitude.dtype)
-        self._losses = np.empty((self._m, *shape), dtype=np.uint8)
-        self._wins = np.empty(shape, dtype=np.bool_)
+        self._inner = inner
+        self._keys = np.empty(above.size, dtype=magnitude.dtype)
+        # Of the higher positions, those that do not lose to this one beat it.
+        self._limit = (n - above).astype(np.int8)
+        steps = range(1, min(m, int(above.max()) + 1))
+        self._same_group = [above >= step for step in steps]
+        self._wins = np.empty(above.size, dtype=np.bool_)
+        self._balance = np.empty(above.size, dtype=np.int8)
 
     def __call__(self, bits: npt.NDArray[Any], mask: BoolArray) -> None:
-        rows, groups, _, _ = bits.shape
-        values = self._values[:, :rows, :groups]
-        losses = self._losses[:, :rows, :groups]
-        wins = self._wins[:rows, :groups]
-        for position in range(self._m):
-            self._magnitude(bits[:, :, position], values[position])
-        losses[...] = 0
-        for low in range(self._m):
-            for high in range(low + 1, self._m):
-                np.greater_equal(values[low], values[high], out=wins)
-                losses[high] += wins
-                np.logical_not(wins, out=wins)
-                losses[low] += wins
-        for position in range(self._m):
-            np.less(losses[position], self._n, out=mask[:, :, position])
+        size = bits.size
+        keys, balance = self._keys[:size], self._balance[:size]
+        self._magnitude(bits, keys)
+        # balance = lower positions that beat this one - higher positions that this one beats
+        balance[...] = 0
+        for step, same_group in enumerate(self._same_group, 1):
+            apart = step * self._inner
+            wins = self._wins[: size - apart]
+            np.greater_equal(keys[:-apart], keys[apart:], out=wins)
+            np.logical_and(wins, same_group[: size - apart], out=wins)
+            np.add(balance[apart:], wins.view(np.int8), out=balance[apart:])
+            np.subtract(balance[:-apart], wins.view(np.int8), out=balance[:-apart])
+        np.less(balance, self._limit[:size], out=mask)
 
 
 def _mask_elsewhere(torch: Any, weight: Any, n: int, m: int, axis: int, blocks: int) -> Any:
