@@ -31,8 +31,8 @@ _FREE: dict[str, dict[tuple[int, ...], tuple[int, int]]] = {
 TOO_MANY = 0xFF
 """Entry of `Style.index` for a code with more than two non-zeros in a group."""
 
-CORRUPT = 5
-"""Entry of `source_table` for a nibble that holds the value 3: past the last column, so that a lookup fails."""
+CORRUPT = 100
+"""Entry of `source_table` for a nibble that holds the value 3: past any column, so that a lookup fails."""
 
 
 @dataclass(frozen=True, eq=False)

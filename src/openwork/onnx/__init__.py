@@ -1,0 +1,1 @@
+"""ONNX files: read without copying their weights, seen through, and written whole."""
