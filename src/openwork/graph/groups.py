@@ -21,9 +21,7 @@ __all__ = ["AxisSize", "CostTerm", "Frozen", "IntArray", "Member", "PruneGroup",
 class Role(enum.StrEnum):
     """What an axis of a parameter does with the channel it carries."""
 
-    PRODUCES = (
-        "produces"  # the output axis of a contraction's weight: removing a position stops making a channel
-    )
+    PRODUCES = "produces"  # the output axis of a contraction's weight: removing a position stops making a channel
     CONSUMES = "consumes"  # the contracted axis: the channel is read here
     CARRIES = "carries"  # norm weights, biases, depthwise filters, running statistics, embeddings' width
 

@@ -1,0 +1,361 @@
+"""From labels to units and prune groups.
+
+All unify-pairs go to one connected-components call; a component is a unit. Frozen labels freeze their
+component. Rectangular constraints become *blocks*: sets of units from each of which the same number must go.
+Everything is array work; there is no loop over channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from openwork.graph.groups import Frozen, IntArray, Member, PruneGroup, Role
+from openwork.graph.labels import RIGID, LabelStore
+
+__all__ = ["Settled", "settle"]
+
+
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """The resolved labels.
+
+    Attributes:
+        component: int64 [labels], the unit of each label over the whole model; 0 is rigid.
+        group_of: int64 [components], index of the prune group, -1 for frozen or parameterless components.
+        unit_of: int64 [components], unit inside that group.
+        frozen_component: bool [components].
+        groups: the prune groups.
+        frozen: what cannot go, with reasons.
+        consumed: bool [owned axes], axes that read channels (for masking).
+    """
+
+    component: IntArray
+    group_of: IntArray
+    unit_of: IntArray
+    frozen_component: np.ndarray
+    groups: tuple[PruneGroup, ...]
+    frozen: tuple[Frozen, ...]
+    consumed: np.ndarray
+
+    def dead_labels(self, removed: dict[int, IntArray]) -> np.ndarray:
+        """bool [labels]: which labels die when units `removed[group]` go."""
+        dead = np.zeros(len(self.group_of), dtype=bool)
+        for index, units in removed.items():
+            mask = np.zeros(self.groups[index].units, dtype=bool)
+            mask[units] = True
+            members = np.flatnonzero(self.group_of == index)
+            dead[members] = mask[self.unit_of[members]]
+        return dead[self.component]
+
+
+def _components(store: LabelStore) -> tuple[int, IntArray]:
+    first = np.concatenate([a for a, _ in store.pairs]) if store.pairs else np.zeros(0, dtype=np.int64)
+    second = np.concatenate([b for _, b in store.pairs]) if store.pairs else np.zeros(0, dtype=np.int64)
+    different = first != second
+    first, second = first[different], second[different]
+    ones = np.ones(len(first), dtype=bool)
+    graph = coo_array((ones, (first, second)), shape=(store.count, store.count))
+    number, component = connected_components(graph, directed=False)
+    # scipy numbers components in order of first appearance, so label 0 (rigid) is component 0.
+    return int(number), component.astype(np.int64)
+
+
+class _Reasons:
+    """Which components are frozen, and by which reason first."""
+
+    def __init__(self, number: int) -> None:
+        self.texts: list[str] = ["never a channel"]
+        self.index = np.full(number, -1, dtype=np.int64)
+        self.index[RIGID] = 0
+
+    @property
+    def frozen(self) -> np.ndarray:
+        return self.index >= 0
+
+    def add(self, components: IntArray, why: str) -> bool:
+        new = components[self.index[components] < 0]
+        if not len(new):
+            return False
+        self.texts.append(why)
+        self.index[new] = len(self.texts) - 1
+        return True
+
+
+@dataclass(eq=False)
+class _Rows:
+    """A constraint after settling: components that sit in one row each, and their row."""
+
+    components: IntArray
+    rows: IntArray
+    count: int
+    location: str
+
+
+def _rows_of(array: IntArray, location: str, reasons: _Reasons) -> _Rows | bool | None:
+    """Evaluate one rectangular array of components.
+
+    Returns:
+        None if it holds whatever is removed; True if components were frozen (evaluate again); else the rows.
+    """
+    while array.ndim > 1 and bool((array == array[..., :1]).all()):
+        array = array[..., 0]
+    if array.ndim < 2:
+        return None
+    matrix = array.reshape(-1, array.shape[-1])
+    if bool((matrix == matrix[:1]).all()):
+        return None
+    height, width = matrix.shape
+    rows = np.repeat(np.arange(height, dtype=np.int64), width)
+    flat = matrix.ravel()
+    live = ~reasons.frozen[flat]
+    key, counts = np.unique(flat[live] * height + rows[live], return_counts=True)
+    components, key_rows = key // height, key % height
+    unique, start, spread = np.unique(components, return_index=True, return_counts=True)
+    single = spread == 1
+    # In every row with the same count: the rows stay equal by themselves.
+    low = np.minimum.reduceat(counts, start) if len(start) else counts
+    high = np.maximum.reduceat(counts, start) if len(start) else counts
+    even = (spread == height) & (low == high)
+    uneven = unique[~single & ~even]
+    if len(uneven):
+        return reasons.add(uneven, f"would leave parts of unequal length ({location})")
+    alone, alone_rows, alone_counts = unique[single], key_rows[start[single]], counts[start[single]]
+    if not len(alone):
+        return None
+    full_rows = np.bincount(alone_rows, minlength=height)
+    if (full_rows == 0).any():
+        return reasons.add(alone, f"another part of equal length cannot shrink ({location})")
+    common = np.bincount(alone_counts).argmax()
+    odd = alone[alone_counts != common]
+    if len(odd):
+        return reasons.add(odd, f"would leave parts of unequal length ({location})")
+    return _Rows(alone, alone_rows, height, location)
+
+
+def settle(store: LabelStore) -> Settled:
+    """Resolve all labels of a traced model."""
+    number, component = _components(store)
+    reasons = _Reasons(number)
+    for labels, why in store.frozen:
+        reasons.add(np.unique(component[labels]), why)
+    constraints: list[_Rows] = []
+    again = True
+    arrays = [(component[labels], location) for labels, location in store.rectangles]
+    while again:
+        again = False
+        constraints = []
+        for array, location in arrays:
+            found = _rows_of(array, location, reasons)
+            if found is True:
+                again = True
+            elif isinstance(found, _Rows):
+                constraints.append(found)
+    owner, positions = _owners(store)
+    owned_component = component[_owned_labels(store)]
+    consumed, produced = _roles(store)
+    while True:
+        group_of, unit_of, group_count, block_of, bad = _group(
+            number, owned_component, owner, constraints, reasons, len(store.owned), produced
+        )
+        if not len(bad):
+            break
+        reasons.add(bad, "equal parts are tied in more than one way")
+        constraints = [
+            rows for array, location in arrays if isinstance(rows := _rows_of(array, location, reasons), _Rows)
+        ]
+    groups = _members(
+        store, owner, positions, owned_component, group_of, unit_of, group_count, block_of, consumed, produced
+    )
+    frozen = _frozen(store, owner, owned_component, reasons, group_of)
+    return Settled(component, group_of, unit_of, reasons.frozen, groups, frozen, consumed)
+
+
+def _owned_labels(store: LabelStore) -> IntArray:
+    if not store.owned:
+        return np.zeros(0, dtype=np.int64)
+    return np.concatenate([np.arange(axis.start, axis.start + axis.size) for axis in store.owned])
+
+
+def _owners(store: LabelStore) -> tuple[IntArray, IntArray]:
+    """For each owned label: index of its axis in ``store.owned``, and its position there."""
+    sizes = [axis.size for axis in store.owned]
+    owner = np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
+    positions = np.concatenate([np.arange(size, dtype=np.int64) for size in sizes] or [np.zeros(0, np.int64)])
+    return owner, positions
+
+
+def _roles(store: LabelStore) -> tuple[np.ndarray, np.ndarray]:
+    consumed = np.zeros(len(store.owned), dtype=bool)
+    produced = np.zeros(len(store.owned), dtype=bool)
+    by_start = np.argsort([axis.start for axis in store.owned], kind="stable")
+    starts = np.array([store.owned[i].start for i in by_start], dtype=np.int64)
+    ends = np.array([store.owned[i].start + store.owned[i].size for i in by_start], dtype=np.int64)
+    for labels, role in store.roles:
+        unique = np.unique(labels)
+        index = np.unique(np.searchsorted(starts, unique, side="right") - 1)
+        index = index[(index >= 0)]
+        index = index[
+            np.array([bool(((unique >= starts[i]) & (unique < ends[i])).any()) for i in index], dtype=bool)
+        ]
+        (consumed if role is Role.CONSUMES else produced)[by_start[index]] = True
+    return consumed, produced
+
+
+def _mix(values: IntArray) -> np.ndarray:
+    """A 64-bit mixing function (splitmix64, Steele et al. 2014): sums of results serve as set signatures."""
+    x = values.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _group(
+    number: int,
+    owned_component: IntArray,
+    owner: IntArray,
+    constraints: list[_Rows],
+    reasons: _Reasons,
+    axes: int,
+    produced: np.ndarray,
+) -> tuple[IntArray, IntArray, int, IntArray, IntArray]:
+    """Group components by footprint and ties.
+
+    Returns:
+        group_of, unit_of [components], number of groups, block_of [components], and components to be frozen
+        because their constraints contradict (then the rest is void).
+    """
+    live = ~reasons.frozen[owned_component]
+    key, counts = np.unique(owned_component[live] * max(1, axes) + owner[live], return_counts=True)
+    components, key_axes = key // max(1, axes), key % max(1, axes)
+    signature = np.zeros(number, dtype=np.uint64)
+    np.add.at(signature, components, _mix(key_axes * 1_000_003 + counts))
+    produces = np.zeros(number, dtype=bool)
+    produces[components[produced[key_axes]]] = True
+    present = np.unique(components)
+    _, class_of_present = np.unique(signature[present], return_inverse=True)
+    class_of = np.full(number, -1, dtype=np.int64)
+    class_of[present] = class_of_present
+    classes = int(class_of_present.max(initial=-1)) + 1
+    # Classes tied by a constraint become one group.
+    first: list[IntArray] = []
+    second: list[IntArray] = []
+    block_key = np.zeros(number, dtype=np.uint64)
+    for index, rows in enumerate(constraints):
+        members = np.unique(class_of[rows.components])
+        members = members[members >= 0]
+        if len(members) > 1:
+            first.append(members[:-1])
+            second.append(members[1:])
+        np.add.at(block_key, rows.components, _mix(rows.rows + (index + 1) * 1_000_003))
+    if first:
+        a, b = np.concatenate(first), np.concatenate(second)
+        graph = coo_array((np.ones(len(a), dtype=bool), (a, b)), shape=(classes, classes))
+        tied_count, tied = connected_components(graph, directed=False)
+    else:
+        tied_count, tied = classes, np.arange(classes)
+    group_of = np.full(number, -1, dtype=np.int64)
+    group_of[present] = tied[class_of_present]
+    # A group that no weight produces is left alone: nothing would get cheaper by itself.
+    has_producer = np.zeros(tied_count, dtype=bool)
+    has_producer[group_of[present[produces[present]]]] = True
+    lonely = present[~has_producer[group_of[present]]]
+    group_of[lonely] = -1
+    block_of = np.zeros(number, dtype=np.int64)
+    inside = np.flatnonzero(group_of >= 0)
+    pairs = np.stack([group_of[inside].astype(np.uint64), block_key[inside]])
+    unique_pairs, pair_of = np.unique(pairs, axis=1, return_inverse=True)
+    pair_of = pair_of.ravel()
+    pair_group = unique_pairs[0].astype(np.int64)
+    offset = np.searchsorted(pair_group, np.arange(tied_count))
+    block_of[inside] = pair_of - offset[group_of[inside]]
+    # The same number from every block keeps a constraint only if each row is made of equally many blocks.
+    for rows in constraints:
+        member = rows.components[group_of[rows.components] >= 0]
+        if len(member) < len(rows.components):
+            if len(member):
+                return group_of, block_of, 0, block_of, member
+            continue
+        combos = np.unique(rows.rows * (int(block_of.max(initial=0)) + 1) + block_of[rows.components])
+        per_row = np.bincount(combos // (int(block_of.max(initial=0)) + 1), minlength=rows.count)
+        if len(set(per_row.tolist())) > 1:
+            return group_of, block_of, 0, block_of, np.unique(rows.components)
+    # Number groups by their first appearance in the model, units by component (first appearance as well).
+    order = np.full(tied_count, np.iinfo(np.int64).max)
+    np.minimum.at(order, group_of[inside], inside)
+    ranked = np.argsort(order, kind="stable")
+    used = order[ranked] < np.iinfo(np.int64).max
+    renumber = np.full(tied_count, -1, dtype=np.int64)
+    renumber[ranked[used]] = np.arange(int(used.sum()))
+    group_of[inside] = renumber[group_of[inside]]
+    unit_of = np.full(number, -1, dtype=np.int64)
+    by_group = inside[np.argsort(group_of[inside], kind="stable")]
+    sorted_groups = group_of[by_group]
+    begin = np.searchsorted(sorted_groups, np.arange(int(used.sum())))
+    unit_of[by_group] = np.arange(len(by_group)) - begin[sorted_groups]
+    return group_of, unit_of, int(used.sum()), block_of, np.zeros(0, dtype=np.int64)
+
+
+def _members(
+    store: LabelStore,
+    owner: IntArray,
+    positions: IntArray,
+    owned_component: IntArray,
+    group_of: IntArray,
+    unit_of: IntArray,
+    group_count: int,
+    block_of: IntArray,
+    consumed: np.ndarray,
+    produced: np.ndarray,
+) -> tuple[PruneGroup, ...]:
+    label_group = group_of[owned_component]
+    live = np.flatnonzero(label_group >= 0)
+    order = live[np.lexsort((positions[live], owner[live], label_group[live]))]
+    keys = label_group[order] * max(1, len(store.owned)) + owner[order]
+    cuts = np.flatnonzero(np.diff(keys)) + 1
+    members: list[list[Member]] = [[] for _ in range(group_count)]
+    for part in np.split(order, cuts) if len(order) else []:
+        axis_index = int(owner[part[0]])
+        axis = store.owned[axis_index]
+        role = Role.PRODUCES if produced[axis_index] else Role.CONSUMES if consumed[axis_index] else Role.CARRIES
+        members[int(label_group[part[0]])].append(
+            Member(
+                axis.parameter,
+                axis.axis,
+                role,
+                axis.size,
+                positions[part],
+                unit_of[owned_component[part]],
+                axis.blocks,
+            )
+        )
+    inside = np.flatnonzero(group_of >= 0)
+    by_unit = inside[np.lexsort((unit_of[inside], group_of[inside]))]
+    bounds = np.searchsorted(group_of[by_unit], np.arange(group_count + 1))
+    groups = []
+    for index in range(group_count):
+        blocks = block_of[by_unit[bounds[index] : bounds[index + 1]]]
+        _, blocks = np.unique(blocks, return_inverse=True)
+        groups.append(PruneGroup(index, len(blocks), tuple(members[index]), blocks.ravel().astype(np.int64)))
+    return tuple(groups)
+
+
+def _frozen(
+    store: LabelStore, owner: IntArray, owned_component: IntArray, reasons: _Reasons, group_of: IntArray
+) -> tuple[Frozen, ...]:
+    why = reasons.index[owned_component]
+    held = np.flatnonzero((why > 0) & (group_of[owned_component] < 0))
+    if not len(held):
+        return ()
+    axes = max(1, len(store.owned))
+    keys, counts = np.unique(why[held] * axes + owner[held], return_counts=True)
+    result: dict[str, list[tuple[str, int, int]]] = {}
+    for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+        if not reasons.texts[key // axes]:
+            continue
+        axis = store.owned[key % axes]
+        result.setdefault(reasons.texts[key // axes], []).append((axis.parameter, axis.axis, count))
+    return tuple(Frozen(reason, tuple(members)) for reason, members in result.items())

@@ -1,0 +1,67 @@
+"""Lengths of axes after a removal: predicted for a given choice, or as a formula in kept units."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from openwork.graph.groups import AxisSize
+from openwork.graph.labels import Entry, LabelMap
+from openwork.graph.settle import Settled
+
+__all__ = ["axis_size", "axis_sizes", "surviving", "surviving_shape"]
+
+
+def surviving(entry: Entry, dead: np.ndarray) -> dict[int, int]:
+    """Length of each axis of an entry after labels died. Ragged rows have equal length by construction."""
+    alive = ~dead[entry.labels]
+    if alive.all():
+        return dict(zip(entry.axes, entry.labels.shape, strict=True))
+    lengths = {}
+    for place, axis in enumerate(entry.axes):
+        others = tuple(other for other in range(alive.ndim) if other != place)
+        if axis == entry.order[-1]:
+            # The minor axis may be ragged: each row that lives has this many.
+            counts = alive.sum(axis=place)
+            lengths[axis] = int(counts.max())
+        else:
+            lengths[axis] = int(alive.any(axis=others).sum())
+    return lengths
+
+
+def surviving_shape(tensor: LabelMap, dead: np.ndarray) -> tuple[int, ...]:
+    """Shape of a traced tensor after labels died."""
+    shape = list(tensor.shape)
+    for entry in tensor.entries:
+        for axis, length in surviving(entry, dead).items():
+            shape[axis] = length
+    return tuple(shape)
+
+
+def axis_size(entry: Entry, axis: int, settled: Settled) -> AxisSize:
+    """Length of one axis as a function of kept units."""
+    place = entry.axes.index(axis)
+    components = np.moveaxis(settled.component[entry.labels], place, 0)
+    size = components.shape[0]
+    matrix = components.reshape(size, -1)
+    rows = 1
+    if matrix.shape[1] > 1 and not bool((matrix == matrix[:, :1]).all()):
+        if axis != entry.order[-1]:
+            return AxisSize(float(size))
+        rows = matrix.shape[1]
+    else:
+        matrix = matrix[:, :1]
+    groups = settled.group_of[matrix.ravel()]
+    counts = np.bincount(groups[groups >= 0], minlength=len(settled.groups))
+    terms = tuple(
+        (int(group), float(counts[group]) / rows / settled.groups[group].units) for group in np.flatnonzero(counts)
+    )
+    return AxisSize(size - float(counts.sum()) / rows, terms)
+
+
+def axis_sizes(tensor: LabelMap, settled: Settled) -> list[AxisSize]:
+    """Lengths of all axes of a traced tensor."""
+    sizes = [AxisSize(float(size)) for size in tensor.shape]
+    for entry in tensor.entries:
+        for axis in entry.axes:
+            sizes[axis] = axis_size(entry, axis, settled)
+    return sizes

@@ -1,0 +1,176 @@
+"""The answer to: if a channel of this layer goes, what else must go with it, and what may not go at all?"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from openwork.errors import ModelError
+from openwork.graph.groups import CostTerm, Frozen, IntArray, PruneGroup
+from openwork.graph.plan import GroupCut, Repair, group_cut
+from openwork.graph.settle import Settled, settle
+from openwork.torch.costs import cost_terms
+from openwork.torch.layers import certain_repairs
+from openwork.torch.repair import Unrepairable, repair
+from openwork.torch.structure import Inputs, bind_inputs, copy_structure, shape_only, unwrap
+from openwork.torch.surgery import cut_tensor, set_attribute
+from openwork.torch.trace import Trace, trace
+
+__all__ = ["Analysis", "analyze"]
+
+
+@dataclass(eq=False)
+class Analysis:
+    """Dependencies of a model's channels.
+
+    Attributes:
+        model: the model that was analysed (not touched, not copied).
+        groups: units that may be removed, see `openwork.graph.groups.PruneGroup`.
+        frozen: what may not, with reasons.
+        macs: multiply-accumulates of one forward pass with the given inputs.
+        params: number of elements of all parameters.
+    """
+
+    model: nn.Module
+    inputs: Inputs
+    trace: Trace
+    settled: Settled
+    _checked: bool = field(default=False, repr=False)
+
+    @property
+    def groups(self) -> tuple[PruneGroup, ...]:
+        return self.settled.groups
+
+    @property
+    def frozen(self) -> tuple[Frozen, ...]:
+        return self.settled.frozen
+
+    @cached_property
+    def params(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def macs(self) -> int:
+        kept = np.array([group.units for group in self.groups], dtype=np.float64)
+        return round(sum(term.value(kept) for term in self.costs if term.kind == "macs"))
+
+    @property
+    def costs(self) -> list[CostTerm]:
+        """What each operator, parameter and result costs as a function of the units kept in each group."""
+        return cost_terms(self.trace, self.settled, dict(self.model.named_parameters()))
+
+    def group_of(self, parameter: str, axis: int = 0) -> PruneGroup | None:
+        """The group that an axis of a parameter belongs to."""
+        for group in self.groups:
+            if any(member.parameter == parameter and member.axis == axis for member in group.members):
+                return group
+        return None
+
+    def check(self) -> None:
+        """Cut half of everything on shapes and freeze what the model's code does not allow."""
+        while not self._checked:
+            removed = {
+                group.index: np.concatenate(
+                    [
+                        np.flatnonzero(group.block_of == block)[: int((group.block_of == block).sum()) // 2]
+                        for block in range(group.blocks)
+                    ]
+                )
+                for group in self.groups
+            }
+            self._checked = self.plan(removed) is not None
+
+    def plan(self, removed: Mapping[int, IntArray]) -> tuple[tuple[GroupCut, ...], tuple[Repair, ...]] | None:
+        """The cuts and repairs when these units of these groups go.
+
+        Returns:
+            None if the model's code forbids it: then more is frozen, and groups have changed.
+        """
+        removed = {index: units for index, units in removed.items() if len(units)}
+        cuts = tuple(group_cut(self.groups[index], units) for index, units in sorted(removed.items()))
+        by_parameter: dict[str, list[Any]] = {}
+        for group in cuts:
+            for cut in group.cuts:
+                by_parameter.setdefault(cut.parameter, []).append(cut)
+        twin = copy_structure(
+            self.model,
+            lambda name, tensor: cut_tensor(shape_only(tensor), by_parameter.get(name, [])),
+        )
+        twin.eval()
+        repairs = certain_repairs(twin, {name.rpartition(".")[0] for name in by_parameter})
+        for change in repairs:
+            set_attribute(twin, change)
+        dead = self.settled.dead_labels(dict(removed))
+        if self.trace.at_risk(dead):
+            try:
+                repairs += repair(twin, self.inputs.to(shape_only), self.trace, dead)
+            except Unrepairable as failure:
+                self._freeze(failure.places)
+                return None
+        return cuts, tuple(_merged(repairs))
+
+    def _freeze(self, places: list[tuple[IntArray, str]]) -> None:
+        store = self.trace.store
+        before = int(self.settled.frozen_component.sum())
+        store.location = ""
+        for labels, why in places:
+            store.freeze(labels, why)
+        self.settled = settle(store)
+        if int(self.settled.frozen_component.sum()) == before:
+            raise ModelError(
+                f"the pruned model would not run, and no channel can be named as the cause: {places[0][1]}"
+            )
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        from openwork.report.analysis import analysis_table
+
+        stream = io.StringIO()
+        Console(file=stream, width=118).print(analysis_table(self, type(self.model).__name__))
+        return stream.getvalue().rstrip()
+
+
+def _merged(repairs: list[Repair]) -> list[Repair]:
+    """One repair per attribute, from the first old to the last new value."""
+    merged: dict[tuple[str, str], Repair] = {}
+    for change in repairs:
+        key = change.module, change.attribute
+        first = merged.get(key)
+        merged[key] = change if first is None else Repair(change.module, change.attribute, first.old, change.new)
+    return list(merged.values())
+
+
+def analyze(model: nn.Module, inputs: Any) -> Analysis:
+    """Find what depends on what in a model, without its weights.
+
+    The model runs once on shapes (meta tensors); neither it nor its weights are touched or copied.
+
+    Args:
+        model: any nn.Module; a DataParallel, DistributedDataParallel or compiled wrapper is looked through.
+        inputs: what forward takes: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
+
+    Returns:
+        The analysis: ``groups`` that may be pruned, ``frozen`` with reasons, ``macs``, ``params``, ``costs``.
+
+    Raises:
+        ModelError: the forward fails (says in which module), or returns no tensor.
+        UnsupportedModelError: not an nn.Module, or a ScriptModule.
+    """
+    analysis = _analyze(model, inputs)
+    analysis.check()
+    return analysis
+
+
+def _analyze(model: nn.Module, inputs: Any) -> Analysis:
+    """An analysis whose groups are not yet tried on the model's code."""
+    module = unwrap(model)
+    bound = bind_inputs(inputs)
+    traced = trace(module, bound)
+    return Analysis(module, bound, traced, settle(traced.store))

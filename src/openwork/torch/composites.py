@@ -1,0 +1,192 @@
+"""Composite functions that are watched whole, and the reads of sizes that are noticed.
+
+Each has a name of its own, ``torch.<function>``, and binds its arguments to fixed parameter names.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+__all__ = ["COMPOSITES", "SIZE_READS", "Composite"]
+
+
+@dataclass(frozen=True, eq=False)
+class Composite:
+    """A composite function.
+
+    Attributes:
+        name: name in records and messages.
+        bind: (args, kwargs) -> arguments by name, or None if this use is to be left to its parts.
+        plain: a function that takes the bound arguments by name, where one is needed to call it again.
+    """
+
+    name: str
+    bind: Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any] | None]
+    plain: Callable[..., Any] | None = None
+
+    def call(self, arguments: dict[str, Any]) -> Any:
+        """Run the function on bound arguments."""
+        if self.plain is None:
+            raise NotImplementedError(f"{self.name} cannot be called again")
+        return self.plain(**{name: value for name, value in arguments.items() if value is not None})
+
+
+def _simple(name: str, pattern: Callable[..., Any], plain: Callable[..., Any] | None = None) -> Composite:
+    """Bind by the signature of `pattern`."""
+    signature = inspect.signature(pattern)
+
+    def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return None
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    return Composite(name, bind, plain)
+
+
+def _variadic(name: str, *lead: str, sizes: str) -> Composite:
+    """``x.f(lead.., *sizes)`` where sizes may also be given as one list."""
+
+    def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+        values = dict(zip(("input", *lead), args, strict=False))
+        rest = args[1 + len(lead) :]
+        for key in ("shape", "size", "sizes"):
+            if key in kwargs:
+                rest = (kwargs[key],)
+        for key in lead:
+            if key in kwargs:
+                values[key] = kwargs[key]
+        if len(rest) == 1 and isinstance(rest[0], (list, tuple)):
+            rest = tuple(rest[0])
+        if not rest or not all(isinstance(size, int) for size in rest):
+            return None
+        return {**values, sizes: tuple(rest)}
+
+    return Composite(name, bind)
+
+
+def _matmul(name: str) -> Composite:
+    return _simple(name, lambda input, other, *, out=None: None, torch.matmul)
+
+
+def _reversed_matmul(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    return {"input": args[1], "other": args[0]}
+
+
+def _interleave(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    values = dict(zip(("input", "repeats", "dim"), args, strict=False)) | kwargs
+    if not isinstance(values.get("repeats"), int) or values.get("dim") is None:
+        return None
+    return {"input": values["input"], "repeats": values["repeats"], "dim": values["dim"]}
+
+
+def _einsum(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    if not args or not isinstance(args[0], str):
+        return None
+    operands = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
+    if len(operands) != 2 or any(len(set(term)) != len(term) for term in _terms(args[0])):
+        return None
+    return {"equation": args[0], "first": operands[0], "second": operands[1]}
+
+
+def _run_einsum(equation: str, first: Any, second: Any) -> Any:
+    return torch.einsum(equation, first, second)
+
+
+def _terms(equation: str) -> list[str]:
+    return [part.replace("...", "").strip() for part in equation.split("->")[0].split(",")]
+
+
+def _flatten(input: Any, start_dim: int = 0, end_dim: int = -1) -> None: ...
+def _chunk(input: Any, chunks: int, dim: int = 0) -> None: ...
+def _linear(input: Any, weight: Any, bias: Any = None) -> None: ...
+def _layer_norm(
+    input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> None: ...
+def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> None: ...
+def _group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> None: ...
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> None: ...
+
+
+def _instance_norm(
+    input: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> None: ...
+
+
+_RESHAPE = _variadic("torch.reshape", sizes="shape")
+_UNFLATTEN = _variadic("torch.unflatten", "dim", sizes="sizes")
+_FLATTEN = _simple("torch.flatten", _flatten)
+_CHUNK = _simple("torch.chunk", _chunk)
+_REPEAT_INTERLEAVE = Composite("torch.repeat_interleave", _interleave)
+
+COMPOSITES: dict[Any, Composite] = {
+    torch.reshape: _RESHAPE,
+    torch.Tensor.reshape: _RESHAPE,
+    torch.unflatten: _UNFLATTEN,
+    torch.Tensor.unflatten: _UNFLATTEN,
+    torch.flatten: _FLATTEN,
+    torch.Tensor.flatten: _FLATTEN,
+    torch.chunk: _CHUNK,
+    torch.Tensor.chunk: _CHUNK,
+    torch.repeat_interleave: _REPEAT_INTERLEAVE,
+    torch.Tensor.repeat_interleave: _REPEAT_INTERLEAVE,
+    torch.matmul: _matmul("torch.matmul"),
+    torch.Tensor.matmul: _matmul("torch.matmul"),
+    torch.Tensor.__matmul__: _matmul("torch.matmul"),
+    torch.Tensor.__rmatmul__: Composite("torch.matmul", _reversed_matmul, torch.matmul),
+    torch.einsum: Composite("torch.einsum", _einsum, _run_einsum),
+    torch.functional.einsum: Composite("torch.einsum", _einsum, _run_einsum),
+    F.linear: _simple("torch.linear", _linear),
+    F.layer_norm: _simple("torch.layer_norm", _layer_norm, F.layer_norm),
+    F.group_norm: _simple("torch.group_norm", _group_norm, F.group_norm),
+    F.instance_norm: _simple("torch.instance_norm", _instance_norm, F.instance_norm),
+    F.scaled_dot_product_attention: _simple(
+        "torch.scaled_dot_product_attention", _attention, F.scaled_dot_product_attention
+    ),
+}
+if hasattr(F, "rms_norm"):
+    COMPOSITES[F.rms_norm] = _simple("torch.rms_norm", _rms_norm, F.rms_norm)
+
+
+def _axis_of_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    axis = args[1] if len(args) > 1 else kwargs.get("dim")
+    return axis if isinstance(axis, int) else None
+
+
+def _all_axes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    return None
+
+
+# Function -> which axis is read (None: all).
+SIZE_READS: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], int | None]] = {
+    torch.Tensor.shape.__get__: _all_axes,  # type: ignore[attr-defined]
+    torch.Tensor.size: _axis_of_size,
+    torch.Tensor.numel: _all_axes,
+    torch.numel: _all_axes,
+    torch.Tensor.nelement: _all_axes,
+    torch.Tensor.__len__: lambda args, kwargs: 0,
+}

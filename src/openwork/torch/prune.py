@@ -1,0 +1,171 @@
+"""Remove channels with everything that depends on them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from openwork import importance as criteria
+from openwork.errors import ConfigError, NothingToPruneError, nearest
+from openwork.graph.groups import IntArray, PruneGroup
+from openwork.graph.plan import Plan
+from openwork.graph.select import lowest, removable
+from openwork.torch.analysis import Analysis, _analyze
+from openwork.torch.structure import unwrap
+from openwork.torch.surgery import apply_plan
+
+__all__ = ["PrunePlan", "prune", "weights_of"]
+
+
+class PrunePlan(Plan):
+    """A plan for a torch model. It is data: it applies to a fresh model without analysis."""
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        """A pruned copy of `model`, which is not touched.
+
+        Raises:
+            RecordError: the plan is of another model.
+        """
+        return apply_plan(unwrap(model), self)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> PrunePlan:
+        """Read what `save` wrote. Loading a plan executes nothing.
+
+        Raises:
+            FileError: missing, a folder, unreadable.
+            RecordError: not a plan, or values out of range.
+        """
+        plan = Plan.load(path)
+        return cls(plan.groups, plan.repairs, plan.notes)
+
+
+def weights_of(model: nn.Module) -> Callable[[str], np.ndarray]:
+    """Parameters and buffers of a model as float64-convertible arrays, by qualified name, cached."""
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(
+        model.named_buffers(remove_duplicate=False)
+    )
+    cache: dict[str, np.ndarray] = {}
+
+    def weights(name: str) -> np.ndarray:
+        if name not in cache:
+            tensor = tensors[name].detach()
+            cache[name] = (
+                tensor.to("cpu", torch.float32).numpy() if tensor.is_floating_point() else tensor.cpu().numpy()
+            )
+        return cache[name]
+
+    return weights
+
+
+def prune(
+    model: nn.Module,
+    inputs: Any,
+    ratio: float = 0.5,
+    round_to: int = 1,
+    importance: Any = "balanced_l2",
+    skip: Collection[str] = (),
+    groups: Mapping[int, IntArray] | None = None,
+) -> tuple[nn.Module, PrunePlan]:
+    """Prune every group of channels that a weight produces.
+
+    Args:
+        model: the model; it is not touched. A DataParallel or DistributedDataParallel wrapper is looked through.
+        inputs: what forward takes: a tensor, a tuple of positional arguments, a dict of keyword arguments.
+        ratio: share of each group's units to remove, in (0, 1).
+        round_to: kept channels are rounded up to a multiple of this where the group is large enough.
+        importance: name of a criterion (`openwork.importance.names`), or an object with ``score(group, weights)``.
+        skip: module paths; a group with a producer in one of them (or below it) is left alone.
+        groups: instead of a ratio: which units of which group (``analyze(...).groups``) go.
+
+    Returns:
+        A smaller copy of the model, of the same class, and the plan that made it.
+
+    Raises:
+        ConfigError: a bad argument.
+        NothingToPruneError: no group may be pruned (says what is frozen).
+        ModelError: the forward fails (says where).
+        UnsupportedModelError: not an nn.Module, or a ScriptModule.
+    """
+    if not (isinstance(ratio, (int, float)) and math.isfinite(ratio) and 0 < ratio < 1):
+        raise ConfigError(f"ratio is {ratio!r}; it must be greater than 0 and less than 1")
+    if not isinstance(round_to, int) or isinstance(round_to, bool) or round_to < 1:
+        raise ConfigError(f"round_to is {round_to!r}; it must be an integer of at least 1")
+    if isinstance(skip, str):
+        skip = (skip,)
+    criterion = criteria.get(importance)
+    analysis = _analyze(model, inputs)
+    _check_skip(analysis.model, skip)
+    weights = weights_of(analysis.model)
+    if groups is not None:
+        analysis.check()
+        chosen = _explicit(analysis, groups)
+        found = analysis.plan(chosen)
+        if found is None:
+            raise ConfigError("groups: the model's code does not allow this choice; see analyze(...).frozen")
+    else:
+        found = None
+        while found is None:
+            chosen = {}
+            for group in analysis.groups:
+                if _skipped(group, skip):
+                    continue
+                count = removable(group, ratio, round_to)
+                if count:
+                    chosen[group.index] = lowest(group, np.asarray(criterion.score(group, weights)), count)
+            if not chosen:
+                raise NothingToPruneError(_nothing(analysis, skip))
+            found = analysis.plan(chosen)
+    plan = PrunePlan(*found)
+    return apply_plan(analysis.model, plan), plan
+
+
+def _skipped(group: PruneGroup, skip: Collection[str]) -> bool:
+    return any(
+        member.module == path or member.module.startswith(path + ".")
+        for member in group.producers
+        for path in skip
+    )
+
+
+def _check_skip(model: nn.Module, skip: Collection[str]) -> None:
+    names = {name for name, _ in model.named_modules() if name}
+    for path in skip:
+        if path not in names:
+            raise ConfigError(f"skip: {path!r} is no module of {type(model).__name__}; {nearest(path, names)}")
+
+
+def _explicit(analysis: Analysis, groups: Mapping[int, IntArray]) -> dict[int, IntArray]:
+    chosen: dict[int, IntArray] = {}
+    for index, units in groups.items():
+        if not 0 <= index < len(analysis.groups):
+            raise ConfigError(f"groups: {index} is no group; allowed: 0..{len(analysis.groups) - 1}")
+        group = analysis.groups[index]
+        array = np.unique(np.asarray(units, dtype=np.int64))
+        if len(array) and (array[0] < 0 or array[-1] >= group.units):
+            raise ConfigError(f"groups[{index}]: unit {array[-1]} is not in 0..{group.units - 1}")
+        per_block = np.bincount(group.block_of[array], minlength=group.blocks)
+        if len(set(per_block.tolist())) > 1:
+            raise ConfigError(
+                f"groups[{index}]: the same number of units must go from each of {group.blocks} blocks"
+            )
+        if len(array) and (np.bincount(group.block_of) - per_block).min() < 1:
+            raise ConfigError(f"groups[{index}]: at least one unit of each block must stay")
+        chosen[index] = array
+    return chosen
+
+
+def _nothing(analysis: Analysis, skip: Collection[str]) -> str:
+    name = type(analysis.model).__name__
+    if analysis.groups:
+        return (
+            f"nothing to prune in {name}: {len(analysis.groups)} groups, all skipped or too small for this ratio"
+        )
+    reasons = "; ".join(frozen.reason for frozen in analysis.frozen[:3])
+    return f"nothing to prune in {name}: no channel may be removed ({reasons or 'it has no weights'})"

@@ -1,0 +1,240 @@
+"""Find the attributes that state sizes, and set them: predict, compare, repair.
+
+At a place where the cut model's code states an old length, the modules being executed are searched, innermost
+first, for an int, list or tuple attribute that holds it. A candidate counts only if the contradiction is gone
+in the next pass. What no attribute mends is a constant in the source: its labels are frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from openwork.graph.groups import IntArray
+from openwork.graph.plan import Repair
+from openwork.torch.replay import Mismatch, Pair, replay
+from openwork.torch.structure import Inputs
+from openwork.torch.surgery import like
+from openwork.torch.trace import Trace
+
+__all__ = ["Unrepairable", "repair"]
+
+# Attributes of layers that are lengths of something else than channels.
+_NEVER = {"kernel_size", "stride", "padding", "dilation", "output_padding", "training", "dump_patches", "num_embeddings",
+          "_reversed_padding_repeated_twice", "output_size", "scale_factor", "padding_idx"}  # fmt: skip
+_PASSES = 40
+
+
+class Unrepairable(Exception):
+    """Labels must be frozen: (labels, reason) for each place that no attribute mends."""
+
+    def __init__(self, places: list[tuple[IntArray, str]]) -> None:
+        super().__init__(places)
+        self.places = places
+
+
+@dataclass(frozen=True)
+class _Option:
+    """One attribute (or one element of it) that may hold the old length."""
+
+    module: str
+    attribute: str
+    path: tuple[int, ...]
+
+
+def _places(value: Any, old: int, depth: int = 0) -> Iterator[tuple[int, ...]]:
+    if isinstance(value, bool):
+        return
+    if isinstance(value, int):
+        if value == old:
+            yield ()
+    elif isinstance(value, (list, tuple)) and len(value) <= 64 and depth < 3:
+        for i, item in enumerate(value):
+            for rest in _places(item, old, depth + 1):
+                yield (i, *rest)
+
+
+def _options(model: nn.Module, mismatch: Mismatch, pair: Pair) -> list[tuple[_Option, ...]]:
+    """Sets of attributes to try, most likely first: each alone, then all of a module together."""
+    tries: list[tuple[_Option, ...]] = []
+    for path in reversed(mismatch.stack):
+        module = model.get_submodule(path)
+        found = [
+            _Option(path, name, place)
+            for name, value in vars(module).items()
+            if name not in _NEVER and not name.startswith("__")
+            for place in _places(value, pair.was)
+        ]
+        tries += [(option,) for option in found]
+        if len(found) > 1:
+            tries.append(tuple(found))
+    return tries
+
+
+@dataclass
+class _Try:
+    """The state of mending one stated length in one module."""
+
+    options: list[tuple[_Option, ...]]
+    value: int
+    at: int = 0
+
+
+@dataclass
+class _Search:
+    model: nn.Module
+    original: dict[tuple[str, str], Any] = field(default_factory=dict)
+    tries: dict[tuple[str, int, int], _Try] = field(default_factory=dict)
+
+    def apply(self) -> None:
+        """Set the model's attributes to what the current tries say."""
+        wanted: dict[tuple[str, str], dict[tuple[int, ...], int]] = {}
+        for attempt in self.tries.values():
+            if attempt.at < len(attempt.options):
+                for option in attempt.options[attempt.at]:
+                    wanted.setdefault((option.module, option.attribute), {})[option.path] = attempt.value
+        for key in wanted:
+            if key not in self.original:
+                self.original[key] = vars(self.model.get_submodule(key[0]))[key[1]]
+        for key, old in self.original.items():
+            value = old
+            for place, new in wanted.get(key, {}).items():
+                value = _replaced(value, place, new)
+            setattr(self.model.get_submodule(key[0]), key[1], value)
+
+    def repairs(self) -> list[Repair]:
+        result = []
+        for (module, attribute), old in self.original.items():
+            new = vars(self.model.get_submodule(module))[attribute]
+            if new != old:
+                result.append(Repair(module, attribute, _listed(old), _listed(new)))
+        return result
+
+
+def _replaced(value: Any, place: tuple[int, ...], new: int) -> Any:
+    if not place:
+        return new
+    items = list(value)
+    items[place[0]] = _replaced(items[place[0]], place[1:], new)
+    return like(value, items)
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def repair(model: nn.Module, inputs: Inputs, trace: Trace, dead: np.ndarray) -> list[Repair]:
+    """Set attributes of a cut model until it runs as predicted.
+
+    Args:
+        model: the cut model on shapes; its attributes are changed.
+        inputs: inputs on shapes.
+        trace: the labelled original run.
+        dead: bool [labels].
+
+    Returns:
+        The attributes that were set, relative to what `model` had.
+
+    Raises:
+        Unrepairable: what has to be frozen.
+    """
+    search = _Search(model)
+    hopeless: dict[tuple[str, int, int], Mismatch] = {}
+    for _ in range(_PASSES):
+        mismatches = replay(model, inputs, trace, dead)
+        if not mismatches:
+            break
+        if not _advance(search, model, mismatches, hopeless):
+            raise Unrepairable([_freeze(trace, mismatch, dead) for mismatch in mismatches])
+        search.apply()
+    else:
+        raise Unrepairable([_freeze(trace, mismatch, dead) for mismatch in mismatches])
+    left = replay(model, inputs, trace, dead, guided=False)
+    if left:
+        raise Unrepairable([_freeze(trace, left[0], dead)])
+    return search.repairs()
+
+
+def _advance(
+    search: _Search, model: nn.Module, mismatches: list[Mismatch], hopeless: dict[tuple[str, int, int], Mismatch]
+) -> bool:
+    """Move each stated length that still fails to its next option. False if nothing is left to try."""
+    moved = False
+    failing: set[tuple[str, int, int]] = set()
+    for mismatch in mismatches:
+        module = mismatch.stack[-1] if mismatch.stack else ""
+        for pair in mismatch.stale:
+            key = (module, pair.was, pair.expected)
+            if key in failing:
+                continue
+            failing.add(key)
+            attempt = search.tries.get(key)
+            if attempt is None:
+                attempt = _Try(_options(model, mismatch, pair), pair.expected, -1)
+                search.tries[key] = attempt
+            if attempt.at < len(attempt.options):
+                attempt.at += 1
+                moved = moved or attempt.at < len(attempt.options)
+    if moved:
+        return True
+    # A length that was right became wrong: blame an attribute that was set to just this value.
+    for mismatch in mismatches:
+        for pair in mismatch.pairs:
+            if pair.stale:
+                continue
+            for attempt in search.tries.values():
+                if attempt.at >= len(attempt.options) or attempt.value != pair.given:
+                    continue
+                if any(option.module in mismatch.stack for option in attempt.options[attempt.at]):
+                    attempt.at += 1
+                    moved = True
+                    break
+    return moved
+
+
+def _freeze(trace: Trace, mismatch: Mismatch, dead: np.ndarray) -> tuple[IntArray, str]:
+    record = trace.records[mismatch.index]
+    labels: list[IntArray] = []
+    changed = {(pair.was, pair.expected) for pair in mismatch.pairs if pair.was != pair.expected}
+    for tensor in (*record.outputs, *record.inputs):
+        for entry in tensor.entries:
+            if dead[entry.labels].any() and (not changed or not labels):
+                labels.append(entry.labels.ravel())
+    seen: set[int] = set()
+    queue = list(record.producers)
+    while not labels and queue:
+        index = queue.pop()
+        if index in seen:
+            continue
+        seen.add(index)
+        earlier = trace.records[index]
+        found = [
+            entry.labels.ravel()
+            for tensor in earlier.inputs
+            for entry in tensor.entries
+            if dead[entry.labels].any()
+        ]
+        if found:
+            labels = found
+        else:
+            queue.extend(earlier.producers)
+    if not labels:
+        # Nothing near the place changes: whatever died before it is to blame.
+        labels = [
+            entry.labels.ravel()
+            for earlier in trace.records[: mismatch.index + 1][::-1][:50]
+            for tensor in earlier.outputs
+            for entry in tensor.entries
+            if dead[entry.labels].any()
+        ]
+    place = mismatch.stack[-1] if mismatch.stack and mismatch.stack[-1] else "the model itself"
+    sizes = ", ".join(f"{pair.was}" for pair in mismatch.pairs if pair.given != pair.expected)
+    what = f"{mismatch.what} {sizes}".strip()
+    return (
+        np.concatenate(labels) if labels else np.zeros(0, dtype=np.int64),
+        f"{what} is written in the forward of {place} ({record.name})",
+    )

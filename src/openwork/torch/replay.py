@@ -1,0 +1,222 @@
+"""Run a cut model on shapes and compare every operator with what the labels predict.
+
+The replay hands the model results of the *predicted* shapes, so one pass finds all places where Python code
+states or computes a length that no longer holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from openwork.errors import ModelError
+from openwork.graph.sizes import surviving_shape
+from openwork.torch.structure import Inputs
+from openwork.torch.trace import ModuleStack, Record, Slot, Trace
+from openwork.torch.watch import Call, Watcher, tensors_in
+
+__all__ = ["Mismatch", "Pair", "replay"]
+
+# Operators that may come and go with memory layout or device: not used for alignment.
+_LOOSE = {
+    "aten.clone.default",
+    "aten._to_copy.default",
+    "aten.contiguous.default",
+    "aten.alias.default",
+    "aten.detach.default",
+    "aten.lift_fresh.default",
+    "aten.lift_fresh_copy.default",
+    "aten.scalar_tensor.default",
+}
+_VALUES = {"aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default"}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One length: in the original run, as predicted, and as the cut model's code gave it."""
+
+    was: int
+    expected: int
+    given: int
+
+    @property
+    def stale(self) -> bool:
+        """The code still says the old length."""
+        return self.given == self.was != self.expected
+
+
+@dataclass(frozen=True, eq=False)
+class Mismatch:
+    """A place where the cut model's code contradicts the prediction.
+
+    Attributes:
+        index: the record.
+        stack: modules being executed, outermost first.
+        pairs: the lengths that differ.
+        what: words for the reason.
+    """
+
+    index: int
+    stack: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+    what: str
+
+    @property
+    def stale(self) -> tuple[Pair, ...]:
+        return tuple(pair for pair in self.pairs if pair.stale)
+
+
+class _Diverged(Exception):
+    """The cut model runs other operators."""
+
+
+class _Replay(Watcher):
+    def __init__(self, trace: Trace, dead: np.ndarray, guided: bool) -> None:
+        super().__init__(meta=trace.mode == "meta")
+        self.trace = trace
+        self.dead = dead
+        self.guided = guided
+        self.position = 0
+        self.last = -1
+        self.mismatches: list[Mismatch] = []
+        self.modules: ModuleStack | None = None
+        self._predicted: dict[int, list[tuple[int, ...]]] = {}
+
+    def _align(self, call: Call) -> int | None:
+        records = self.trace.records
+        for place in range(self.position, len(records)):
+            if records[place].name == call.name:
+                return place
+            if records[place].name not in _LOOSE:
+                break
+        if call.name in _LOOSE:
+            return None
+        raise _Diverged
+
+    def on_call(self, call: Call, run: Callable[[], Any]) -> Any:
+        if call.name in _VALUES:
+            with self.pause():
+                return run()
+        place = self._align(call)
+        if place is None:
+            with self.pause():
+                return run()
+        record = self.trace.records[place]
+        self.position, self.last = place + 1, place
+        outputs = [surviving_shape(m, self.dead) for m in record.outputs]
+        self._compare(call, record, place, outputs)
+        given = call.tensors
+        if not self.guided or (given and not any(t.device.type == "meta" for t in given)) or not given:
+            with self.pause():
+                result = run()
+            shapes = [tuple(tensor.shape) for tensor in tensors_in(result)]
+            if shapes[:1] == outputs[:1] or not self.guided:
+                if shapes[:1] != outputs[:1]:
+                    self._add(place, _pairs(record, outputs, shapes), "another shape")
+                return result
+            device = next((t.device for t in tensors_in(result)), torch.device("meta"))
+            return self._fill(record.structure, record, outputs, given, device)
+        return self._fill(record.structure, record, outputs, given, torch.device("meta"))
+
+    def _fill(
+        self,
+        structure: Any,
+        record: Record,
+        shapes: list[tuple[int, ...]],
+        given: list[torch.Tensor],
+        device: torch.device,
+    ) -> Any:
+        if isinstance(structure, Slot):
+            if structure.alias is not None and structure.alias < len(given):
+                return given[structure.alias]
+            with self.pause():
+                return torch.empty(shapes[structure.index], dtype=record.dtypes[structure.index], device=device)
+        if isinstance(structure, (list, tuple)):
+            return type(structure)(self._fill(item, record, shapes, given, device) for item in structure)
+        return structure
+
+    def _compare(self, call: Call, record: Record, place: int, outputs: list[tuple[int, ...]]) -> None:
+        rule = record.rule
+        sized = rule is not None and rule.sizes is not None and rule.expected is not None
+        if sized and rule is not None and rule.sizes is not None and rule.expected is not None:
+            inputs = [surviving_shape(m, self.dead) for m in record.inputs]
+            expected = rule.expected(record, inputs, outputs, self.dead)
+            actual = [tuple(tensor.shape) for tensor in call.tensors]
+            given = rule.sizes(call, actual)
+            if given != expected:
+                was = record.sizes or []
+                if len(given) == len(expected) == len(was):
+                    pairs = tuple(Pair(w, e, g) for w, e, g in zip(was, expected, given, strict=True) if e != g)
+                else:
+                    pairs = ()
+                self._add(place, pairs, "a size")
+        for name, value in call.numbers.items():
+            old = record.call_numbers.get(name)
+            floating = isinstance(value, float) or isinstance(old, float)
+            if (floating or not sized) and value != old and name not in ("storage_offset",):
+                self._add(place, (), f"the number {old!r}, computed from a channel count,")
+
+    def _add(self, place: int, pairs: tuple[Pair, ...], what: str) -> None:
+        record = self.trace.records[place]
+        stack = tuple(self.modules.paths) if self.modules else record.stack
+        self.mismatches.append(Mismatch(place, stack, pairs, what))
+
+
+def _pairs(record: Record, expected: list[tuple[int, ...]], given: list[tuple[int, ...]]) -> tuple[Pair, ...]:
+    pairs = []
+    # First results only: statistics and indices beside them are not labelled.
+    for labels, want, got in zip(record.outputs[:1], expected, given, strict=False):
+        if len(want) == len(got):
+            pairs += [Pair(w, e, g) for w, e, g in zip(labels.shape, want, got, strict=True) if e != g]
+    return tuple(pairs)
+
+
+def replay(twin: nn.Module, inputs: Inputs, trace: Trace, dead: np.ndarray, guided: bool = True) -> list[Mismatch]:
+    """Run the cut model on shapes; returns all contradictions found (the last is where it stopped, if it did).
+
+    Args:
+        twin: the cut model, on the device that the trace ran on.
+        inputs: inputs on that device.
+        trace: the labelled original run.
+        dead: bool [labels].
+        guided: hand out results of predicted shapes; else really run the operators on shapes.
+    """
+    watcher = _Replay(trace, dead, guided and trace.mode == "meta")
+    modules = ModuleStack(twin, watcher)
+    watcher.modules = modules
+    try:
+        with watcher:
+            twin(*inputs.args, **inputs.kwargs)
+    except _Diverged:
+        watcher._add(watcher.last + 1 if watcher.last + 1 < len(trace.records) else watcher.last,
+                     _sizes_seen(watcher), "the path taken")  # fmt: skip
+    except (ModelError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        stack = modules.deepest
+        text = " ".join(str(error).split())[:160]
+        watcher.mismatches.append(
+            Mismatch(
+                max(watcher.last, 0), stack, _sizes_seen(watcher), f"a check ({type(error).__name__}: {text})"
+            )
+        )
+    finally:
+        modules.remove()
+    return watcher.mismatches
+
+
+def _sizes_seen(watcher: _Replay) -> tuple[Pair, ...]:
+    """Lengths that changed around the place where the model stopped: what a failed check may have compared."""
+    pairs: dict[tuple[int, int], Pair] = {}
+    records = watcher.trace.records
+    for place in range(max(0, watcher.last - 3), min(len(records), watcher.last + 2)):
+        for labels in (*records[place].outputs, *records[place].inputs):
+            for was, now in zip(labels.shape, surviving_shape(labels, watcher.dead), strict=True):
+                if was != now:
+                    pairs[was, now] = Pair(was, now, was)
+    return tuple(pairs.values())

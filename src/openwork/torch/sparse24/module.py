@@ -1,0 +1,204 @@
+"""Masked layers: a layer's class is exchanged for a subclass of it, of the same name, and back.
+
+The subclass changes nothing but the forward. Parameters, state_dict keys, hooks, isinstance, padding modes,
+dtype and device stay what they were. Deep copies and pickles carry the mask along.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from openwork.config import NofMSetting
+from openwork.torch.sparse24.functions import MaskedConvolution, MaskedLinear, MaskGradient, MaskWeight
+from openwork.torch.sparse24.layers import kind_of
+from openwork.torch.sparse24.state import MaskState, refresh, refresh_mask, refresh_mask_in_place
+
+__all__ = ["MaskedLayer", "is_masked", "mask_layer", "state_of", "unmask_layer"]
+
+_STATE = "_openwork_mask"
+
+
+class MaskedLayer:
+    """Mixed into the class of a layer, in front of it."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        layer: Any = self
+        state: MaskState = layer.__dict__[_STATE]
+        weight = layer._parameters["weight"]
+        _refresh(state, weight, layer.training)
+        plain: Any = type(layer).__mro__[2]
+        if type(layer)._openwork_own_forward or len(args) + len(kwargs) != 1:
+            # The layer's own forward reads self.weight.
+            effective = (
+                MaskGradient.apply(weight, state.mask)
+                if state.in_place
+                else MaskWeight.apply(weight, state.mask, state.decay)
+            )
+            layer._parameters["weight"] = effective
+            try:
+                return plain.forward(layer, *args, **kwargs)
+            finally:
+                layer._parameters["weight"] = weight
+        x = args[0] if args else next(iter(kwargs.values()))
+        if isinstance(layer, nn.Linear):
+            return _linear(layer, x, weight, state)
+        if isinstance(layer, nn.Conv2d):
+            return _convolution(layer, x, weight, state)
+        return _transposed(layer, x, weight, state)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        layer: Any = super()._apply(fn, recurse)  # type: ignore[misc]
+        state: MaskState = layer.__dict__[_STATE]
+        device = layer._parameters["weight"].device
+        if state.mask.device != device:
+            state.mask = (
+                torch.ones_like(state.mask, device=device) if state.mask.is_meta else state.mask.to(device)
+            )
+        return layer
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The subclass has no name of its own by which pickle could find it.
+        return _rebuild, (type(self).__mro__[2],), self.__dict__
+
+
+def _refresh(state: MaskState, weight: Tensor, training: bool) -> None:
+    if torch.compiler.is_compiling():
+        with torch.no_grad():
+            detached = weight.detach()
+            n, m, axis, blocks, update_freq = state.settings_for_compiled()
+            if state.in_place:
+                refresh_mask_in_place(detached, state.mask, state.counters, n, m, axis, blocks, training)
+            else:
+                refresh_mask(detached, state.mask, state.counters, n, m, axis, blocks, update_freq, training)
+    else:
+        refresh(state, weight, training)
+
+
+def _autocast(x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Cast as autocast would: the functions of masked layers are unknown to it."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype is not torch.float64:
+        dtype = torch.get_autocast_dtype(kind)
+        return x.to(dtype), bias if bias is None else bias.to(dtype)
+    return x, bias
+
+
+def _linear(layer: Any, x: Tensor, weight: Tensor, state: MaskState) -> Tensor:
+    if state.in_place:
+        return functional.linear(x, MaskGradient.apply(weight, state.mask), layer.bias)
+    x, bias = _autocast(x, layer.bias)
+    result: Tensor = MaskedLinear.apply(x, weight, state.mask, bias, state.decay)
+    return result
+
+
+def _convolution(layer: Any, x: Tensor, weight: Tensor, state: MaskState) -> Tensor:
+    if state.in_place:
+        result: Tensor = layer._conv_forward(x, MaskGradient.apply(weight, state.mask), layer.bias)
+        return result
+    padding = layer.padding
+    if layer.padding_mode != "zeros":
+        x = functional.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
+        padding = (0, 0)
+    elif padding == "valid":
+        padding = (0, 0)
+    elif padding == "same":
+        total = [step * (size - 1) for step, size in zip(layer.dilation, layer.kernel_size)]
+        if any(size % 2 for size in total):
+            left = [size // 2 for size in total]
+            x = functional.pad(x, (left[1], total[1] - left[1], left[0], total[0] - left[0]))
+            padding = (0, 0)
+        else:
+            padding = tuple(size // 2 for size in total)
+    settings = (list(layer.stride), list(padding), list(layer.dilation), False, [0, 0], layer.groups)
+    return _run(layer, x, weight, state, settings)
+
+
+def _transposed(layer: Any, x: Tensor, weight: Tensor, state: MaskState) -> Tensor:
+    if state.in_place:
+        return functional.conv_transpose2d(
+            x,
+            MaskGradient.apply(weight, state.mask),
+            layer.bias,
+            layer.stride,
+            layer.padding,
+            layer.output_padding,
+            layer.groups,
+            layer.dilation,
+        )
+    settings = (
+        list(layer.stride),
+        list(layer.padding),
+        list(layer.dilation),
+        True,
+        list(layer.output_padding),
+        layer.groups,
+    )
+    return _run(layer, x, weight, state, settings)
+
+
+def _run(layer: Any, x: Tensor, weight: Tensor, state: MaskState, settings: tuple[Any, ...]) -> Tensor:
+    x, bias = _autocast(x, layer.bias)
+    batched = x.dim() == 4
+    result: Tensor = MaskedConvolution.apply(
+        x if batched else x.unsqueeze(0), weight, state.mask, bias, settings, state.decay
+    )
+    return result if batched else result.squeeze(0)
+
+
+@functools.cache
+def _masked_class(plain: Any) -> Any:
+    """The masked subclass of a layer class."""
+    own = (
+        not any(plain.forward is base.forward for base in (nn.Linear, nn.Conv2d, nn.ConvTranspose2d))
+        or getattr(plain, "_conv_forward", nn.Conv2d._conv_forward) is not nn.Conv2d._conv_forward
+    )
+    # The names are the layer's own: config files, printed models and AMCT's tools tell layers by them.
+    names = {
+        "__module__": plain.__module__,
+        "__qualname__": plain.__qualname__,
+        "__doc__": plain.__doc__,
+        "_openwork_own_forward": own,
+    }
+    return type(plain.__name__, (MaskedLayer, plain), names)
+
+
+def _rebuild(plain: type[nn.Module]) -> nn.Module:
+    masked = _masked_class(plain)
+    layer: nn.Module = masked.__new__(masked)
+    return layer
+
+
+def is_masked(layer: nn.Module) -> bool:
+    """Whether `layer` carries a mask."""
+    return isinstance(layer, MaskedLayer)
+
+
+def state_of(layer: nn.Module) -> MaskState:
+    """The mask of a masked layer."""
+    state: MaskState = layer.__dict__[_STATE]
+    return state
+
+
+def mask_layer(layer: nn.Module, setting: NofMSetting) -> None:
+    """Turn a plain layer, in place, into a masked one; nothing is masked before its first forward."""
+    kind = kind_of(layer)
+    assert kind is not None
+    layer.__dict__[_STATE] = MaskState.of(
+        layer._parameters["weight"],  # type: ignore[arg-type]
+        setting,
+        kind.axis,
+        kind.blocks(layer),
+    )
+    layer.__class__ = _masked_class(type(layer))
+
+
+def unmask_layer(layer: nn.Module) -> None:
+    """Turn a masked layer back into the plain one that it was; its weight keeps the values it has."""
+    layer.__class__ = type(layer).__mro__[2]
+    del layer.__dict__[_STATE]

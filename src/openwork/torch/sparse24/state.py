@@ -1,0 +1,149 @@
+"""The mask of one layer: when it is chosen, how often, and how pruned weights stay zero."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from openwork.config import GradMode, NofMSetting
+from openwork.sparsity.masks import nm_mask
+from openwork.torch.sparse24.functions import multiply_mask_
+
+__all__ = ["MaskState", "refresh"]
+
+# Pieces of `counters`.
+_CHOSEN, _AGE, _ROW = range(3)
+
+
+@dataclass
+class MaskState:
+    """What a masked layer carries beyond its parameters; none of it is in the state_dict.
+
+    Attributes:
+        setting: pattern, update frequency and gradient.
+        axis: axis of the weight that groups run along.
+        blocks: equal parts of that axis in which groups restart.
+        mask: bool, of the shape of the weight, on its device; all True until it is chosen.
+        counters: int64 [3], always in main memory: whether the mask is chosen; training forwards since then;
+            the row of the weight to look at next. A tensor, so that compiled code does not see a new constant
+            at each step.
+    """
+
+    setting: NofMSetting
+    axis: int
+    blocks: int
+    mask: Tensor
+    counters: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor, setting: NofMSetting, axis: int, blocks: int) -> MaskState:
+        mask = torch.ones(weight.shape, dtype=torch.bool, device=weight.device)
+        return cls(setting, axis, blocks, mask, torch.zeros(3, dtype=torch.int64))
+
+    @property
+    def in_place(self) -> bool:
+        """Whether pruned weights are zeroed in the parameter: the mask never changes once chosen."""
+        return self.setting.update_freq == 0 and self.setting.grad_mode is GradMode.MASKED
+
+    @property
+    def decay(self) -> float | None:
+        return self.setting.sr_ste_decay if self.setting.grad_mode is GradMode.SR_STE else None
+
+    @property
+    def chosen(self) -> bool:
+        return bool(self.counters[_CHOSEN].item())
+
+    def choose(self, weight: Tensor) -> Tensor:
+        """The mask that `weight` asks for now."""
+        mask: Tensor = nm_mask(weight.detach(), self.setting.n, self.setting.m, self.axis, self.blocks)
+        return mask
+
+    def set(self, mask: Tensor) -> None:
+        """Take `mask` as the one just chosen."""
+        self.mask = mask
+        self.counters[_CHOSEN] = 1
+        self.counters[_AGE] = 0
+
+    def current(self, weight: Tensor) -> Tensor:
+        """The mask in force, or the one that the first forward would choose."""
+        return self.mask if self.chosen else self.choose(weight)
+
+    def settings_for_compiled(self) -> tuple[int, int, int, int, int]:
+        return self.setting.n, self.setting.m, self.axis, self.blocks, self.setting.update_freq
+
+
+def _is_due(counters: Tensor, update_freq: int, training: bool) -> bool:
+    """Whether a mask has to be chosen at this forward; counts the forward."""
+    chosen, age, _ = counters.tolist()
+    due = not chosen or (training and update_freq > 0 and age >= update_freq)
+    if due:
+        counters[_CHOSEN] = 1
+        age = 0
+    if training and update_freq:
+        counters[_AGE] = age + 1
+    return due
+
+
+def _keep_zero(weight: Tensor, mask: Tensor, counters: Tensor) -> None:
+    """Zero pruned weights again if something moved them: loading, averaging, an optimizer that mixes weights.
+
+    With a masked gradient the common optimizers leave zeros alone, so on a CPU one row, another one at each
+    forward, is looked at, and the rest only if that row is not as it should be. What moves pruned weights at
+    all moves those of every row. Elsewhere the product is cheaper than waiting for an answer.
+    """
+    if weight.device.type == "cpu":
+        row = int(counters[_ROW]) % weight.shape[0]
+        counters[_ROW] = row + 1
+        if not torch.logical_and(weight[row], mask[row].logical_not()).any():
+            return
+    multiply_mask_(weight, mask)
+
+
+def refresh(state: MaskState, weight: Tensor, training: bool) -> None:
+    """Called once before each forward of a layer: choose the mask when it is due.
+
+    A forward that activation checkpointing repeats during backward neither counts nor chooses.
+    """
+    if weight.is_meta or torch._C._current_graph_task_id() != -1:
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        weight = weight.detach()
+        if _is_due(state.counters, state.setting.update_freq, training):
+            state.mask = state.choose(weight)
+            if state.in_place:
+                multiply_mask_(weight, state.mask)
+        elif state.in_place:
+            _keep_zero(weight, state.mask, state.counters)
+
+
+@torch.library.custom_op("openwork::refresh_mask", mutates_args=("mask", "counters"))
+def refresh_mask(
+    weight: Tensor,
+    mask: Tensor,
+    counters: Tensor,
+    n: int,
+    m: int,
+    axis: int,
+    blocks: int,
+    update_freq: int,
+    training: bool,
+) -> None:
+    """`refresh` for compiled code, which must not look inside; the mask is written in place."""
+    if torch._C._current_graph_task_id() == -1 and _is_due(counters, update_freq, training):
+        mask.copy_(nm_mask(weight, n, m, axis, blocks))
+
+
+@torch.library.custom_op("openwork::refresh_mask_in_place", mutates_args=("weight", "mask", "counters"))
+def refresh_mask_in_place(
+    weight: Tensor, mask: Tensor, counters: Tensor, n: int, m: int, axis: int, blocks: int, training: bool
+) -> None:
+    """The same for masks that never change: zeroes the pruned weights too."""
+    if torch._C._current_graph_task_id() != -1:
+        return
+    if _is_due(counters, 0, training):
+        mask.copy_(nm_mask(weight, n, m, axis, blocks))
+        multiply_mask_(weight, mask)
+    else:
+        _keep_zero(weight, mask, counters)

@@ -1,0 +1,346 @@
+"""Run a model once, on shapes if possible, and label every tensor.
+
+The user's model is never touched: its structure is copied with meta tensors in place of the weights. Tried in
+this order: meta tensors (shapes only, no memory), fake tensors (shapes, but devices are kept), a real copy
+(for models whose Python code looks at values).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from openwork.errors import ModelError
+from openwork.graph.labels import LabelMap, LabelStore
+from openwork.graph.operators import pointwise
+from openwork.graph.sizes import surviving_shape
+from openwork.torch.layers import states_sizes
+from openwork.torch.rules import Context, Cost, Rule, find_rule
+from openwork.torch.structure import Inputs, copy_structure, one_line, shape_only
+from openwork.torch.watch import Call, Watcher, tensors_in
+
+__all__ = ["ModuleStack", "Record", "Slot", "Trace", "trace"]
+
+
+@dataclass(eq=False)
+class Record:
+    """One operator call of the traced forward.
+
+    Attributes:
+        name: operator.
+        stack: paths of the modules being executed, outermost first.
+        inputs, outputs: label maps of its tensors.
+        call_numbers: its arguments that are numbers.
+        rule: the rule that was used, if any.
+        sizes: its size arguments as given, if the rule knows of any.
+        cost: factors of its multiply-accumulates.
+        producers: indices of the records that made its inputs.
+        structure: its result with `Slot` in place of tensors.
+        dtypes: of its results.
+        certain: it runs in a layer of torch itself whose sizes follow from its parameters.
+    """
+
+    name: str
+    stack: tuple[str, ...]
+    inputs: list[LabelMap]
+    outputs: list[LabelMap]
+    call_numbers: dict[str, Any]
+    rule: Rule | None
+    sizes: list[int] | None
+    cost: Cost | None
+    producers: list[int] = field(default_factory=list)
+    structure: Any = None
+    dtypes: list[torch.dtype] = field(default_factory=list)
+    certain: bool = False
+
+    @property
+    def module(self) -> str:
+        return self.stack[-1] if self.stack else ""
+
+    @property
+    def where(self) -> str:
+        return f"{self.name} in {self.module or 'the model itself'}"
+
+
+@dataclass(eq=False)
+class Trace:
+    """A labelled forward pass."""
+
+    store: LabelStore
+    records: list[Record]
+    sizes_read: bool
+    parameters: dict[str, LabelMap]
+    mode: str
+    input_shapes: list[tuple[int, ...]] = field(default_factory=list)
+
+    def at_risk(self, dead: np.ndarray) -> bool:
+        """Whether Python code may see or state a length that changes."""
+        if self.sizes_read:
+            return True
+        for record in self.records:
+            if record.certain or record.sizes is None or record.rule is None or record.rule.expected is None:
+                continue
+            inputs = [surviving_shape(m, dead) for m in record.inputs]
+            outputs = [surviving_shape(m, dead) for m in record.outputs]
+            if record.rule.expected(record, inputs, outputs, dead) != record.sizes:
+                return True
+        return False
+
+
+class ModuleStack:
+    """Which modules of a copy are being executed. Recurrent layers are run without being watched."""
+
+    def __init__(self, model: nn.Module, watcher: Watcher) -> None:
+        self.paths: list[str] = []
+        self.deepest: tuple[str, ...] = ()
+        self._handles: list[Any] = []
+        for name, module in model.named_modules():
+            opaque = isinstance(module, (nn.RNNBase, nn.RNNCellBase))
+            self._handles.append(
+                module.register_forward_pre_hook(
+                    self._enter(name, opaque, watcher), prepend=True, with_kwargs=True
+                )
+            )
+            self._handles.append(module.register_forward_hook(self._leave(opaque, watcher), with_kwargs=True))
+
+    def _enter(self, name: str, opaque: bool, watcher: Watcher) -> Callable[..., None]:
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self.paths.append(name)
+            self.deepest = tuple(self.paths)
+            if opaque and not watcher.paused:
+                watcher.on_opaque(module, name, args, kwargs)
+            if opaque:
+                watcher.paused += 1
+
+        return enter
+
+    def _leave(self, opaque: bool, watcher: Watcher) -> Callable[..., None]:
+        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            self.paths.pop()
+            if opaque:
+                watcher.paused -= 1
+
+        return leave
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Place of a tensor in a result; `alias` is the place among the call's tensors if it is one of them."""
+
+    index: int
+    alias: int | None
+
+
+def _structure(value: Any, given: list[torch.Tensor], counter: list[int]) -> Any:
+    if isinstance(value, torch.Tensor):
+        counter[0] += 1
+        alias = next((i for i, tensor in enumerate(given) if tensor is value), None)
+        return Slot(counter[0] - 1, alias)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_structure(item, given, counter) for item in value)
+    return value
+
+
+class Tracer(Watcher):
+    """Labels every tensor of a forward pass."""
+
+    def __init__(self, model: nn.Module, meta: bool) -> None:
+        super().__init__(meta)
+        self.store = LabelStore()
+        self.records: list[Record] = []
+        self.sizes_read = False
+        self.parameters: dict[str, LabelMap] = {}
+        self.modules: ModuleStack | None = None
+        self._names = {id(t): name for name, t in [*model.named_parameters(), *model.named_buffers()]}
+        self._certain = {name for name, module in model.named_modules() if states_sizes(module)}
+        self._maps: dict[int, tuple[LabelMap, int]] = {}
+        self._refs: dict[int, Any] = {}
+
+    # What rules ask for.
+    def map_of(self, tensor: torch.Tensor) -> LabelMap:
+        known = self._maps.get(id(tensor))
+        if known is not None:
+            return known[0]
+        name = self._names.get(id(tensor))
+        if name is None:
+            return LabelMap(tuple(tensor.shape))
+        if name not in self.parameters:
+            self.parameters[name] = self.store.parameter(name, tensor.shape)
+        return self.parameters[name]
+
+    def parameter_of(self, tensor: torch.Tensor) -> str | None:
+        return self._names.get(id(tensor))
+
+    def _remember(self, tensor: torch.Tensor, labels: LabelMap, index: int) -> None:
+        key = id(tensor)
+        if key in self._names:
+            return
+        self._maps[key] = (labels, index)
+        if key not in self._refs:
+            self._refs[key] = weakref.ref(tensor, lambda _, key=key: self._forget(key))  # type: ignore[misc]
+
+    def _forget(self, key: int) -> None:
+        self._maps.pop(key, None)
+        self._refs.pop(key, None)
+
+    def on_moved(self, old: torch.Tensor, new: torch.Tensor) -> None:
+        known = self._maps.get(id(old))
+        if known is not None:
+            self._remember(new, *known)
+
+    def on_size_read(self, tensor: torch.Tensor, axis: int | None) -> None:
+        if not self.sizes_read and isinstance(tensor, torch.Tensor):
+            labels = self.map_of(tensor)
+            if axis is None:
+                self.sizes_read = bool(labels.entries)
+            else:
+                self.sizes_read = labels.entry(axis % max(1, len(labels.shape))) is not None
+
+    def on_opaque(self, module: nn.Module, name: str, args: Any, kwargs: Any) -> None:
+        self.store.location = f"{type(module).__name__} {name}"
+        for tensor in tensors_in((args, kwargs)):
+            self.store.freeze_map(self.map_of(tensor), "recurrent layers are not pruned yet")
+
+    def on_call(self, call: Call, run: Callable[[], Any]) -> Any:
+        with self.pause():
+            result = run()
+        tensors = list(tensors_in(result))
+        if not tensors:
+            # Values leave the graph (item, equal, is_nonzero): nothing to label.
+            return result
+        store, stack = self.store, tuple(self.modules.paths) if self.modules else ()
+        where = f"{call.name} in {stack[-1] if stack and stack[-1] else 'the model itself'}"
+        store.location = where
+        context = Context(store, call, [tuple(tensor.shape) for tensor in tensors], self)
+        given = call.tensors
+        inputs = [self.map_of(tensor) for tensor in given]
+        rule = find_rule(call)
+        labels = self._label(context, rule, inputs)
+        maps = [
+            labels[i] if i < len(labels) and labels[i] is not None else LabelMap(tuple(tensor.shape))
+            for i, tensor in enumerate(tensors)
+        ]
+        index = len(self.records)
+        numbers = call.numbers
+        sizes = rule.sizes(call, [m.shape for m in inputs]) if rule is not None and rule.sizes else None
+        producers = [self._maps[id(t)][1] for t in given if id(t) in self._maps]
+        self.records.append(
+            Record(
+                call.name,
+                stack,
+                inputs,
+                maps,  # type: ignore[arg-type]
+                numbers,
+                rule,
+                sizes,
+                context.cost,
+                producers,
+                _structure(result, given, [0]),
+                [tensor.dtype for tensor in tensors],
+                bool(stack) and stack[-1] in self._certain,
+            )
+        )
+        for tensor, labelled in zip(tensors, maps, strict=True):
+            assert labelled is not None
+            if tuple(tensor.shape) != labelled.shape:
+                raise AssertionError(
+                    f"{where}: labels of shape {labelled.shape} for a result of {tuple(tensor.shape)}"
+                )
+            self._remember(tensor, labelled, index)
+        return result
+
+    def _label(self, context: Context, rule: Rule | None, inputs: list[LabelMap]) -> list[LabelMap | None]:
+        if rule is not None:
+            if rule.expected is None and not any(m.entries for m in inputs):
+                weight = bool(inputs) and all(m.weight for m in inputs)
+                return [LabelMap(shape, weight=weight) for shape in context.shapes]
+            found = rule.label(context)
+            return [found] if isinstance(found, LabelMap) else list(found)
+        function = context.call.function
+        if torch.Tag.pointwise in getattr(function, "tags", ()):
+            return [pointwise(self.store, inputs, context.shape)]
+        for labels in inputs:
+            self.store.freeze_map(labels, "no rule for this operator")
+        return []
+
+
+def _run(model: nn.Module, inputs: Inputs, tracer: Watcher, modules: ModuleStack) -> Any:
+    try:
+        with tracer:
+            return model(*inputs.args, **inputs.kwargs)
+    except (ModelError, AssertionError):
+        raise
+    except Exception as error:
+        path = next((p for p in reversed(modules.deepest) if p), "")
+        kind = ""
+        if path:
+            with contextlib.suppress(AttributeError):
+                kind = f" ({type(model.get_submodule(path)).__name__})"
+        raise ModelError(
+            f"the forward of {path or type(model).__name__}{kind} fails: {one_line(error)}"
+        ) from error
+
+
+def trace(model: nn.Module, inputs: Inputs, modes: tuple[str, ...] = ("meta", "fake", "real")) -> Trace:
+    """Label one forward pass in eval mode.
+
+    Raises:
+        ModelError: the forward fails in every mode (says in which module), or returns no tensor.
+    """
+    failure: ModelError | None = None
+    for mode in modes:
+        try:
+            return _trace_once(model, inputs, mode)
+        except ModelError as error:
+            failure = error
+    assert failure is not None
+    raise failure
+
+
+def _trace_once(model: nn.Module, inputs: Inputs, mode: str) -> Trace:
+    with contextlib.ExitStack() as stack:
+        if mode == "fake":
+            from torch._subclasses.fake_tensor import FakeTensorMode
+
+            fake = FakeTensorMode(allow_non_fake_inputs=True)
+            twin = copy_structure(model, lambda name, tensor: fake.from_tensor(tensor.detach()))
+            given = inputs.to(lambda tensor: fake.from_tensor(tensor.detach()))
+            stack.enter_context(fake)
+        elif mode == "meta":
+            twin = copy_structure(model, lambda name, tensor: shape_only(tensor))
+            given = inputs.to(shape_only)
+        else:
+            twin = copy_structure(model, lambda name, tensor: tensor.detach().clone())
+            given = inputs
+        twin.eval()
+        tracer = Tracer(twin, meta=mode == "meta")
+        modules = ModuleStack(twin, tracer)
+        tracer.modules = modules
+        output = _run(twin, given, tracer, modules)
+        results = list(tensors_in(output))
+        if not results:
+            raise ModelError(
+                f"the forward of {type(model).__name__} returns no tensor, but a {type(output).__name__}"
+            )
+        tracer.store.location = "model output"
+        for tensor in results:
+            tracer.store.freeze_map(tracer.map_of(tensor), "the caller sees these channels")
+        return Trace(
+            tracer.store,
+            tracer.records,
+            tracer.sizes_read,
+            tracer.parameters,
+            mode,
+            [tuple(tensor.shape) for tensor in tensors_in((inputs.args, inputs.kwargs))],
+        )
