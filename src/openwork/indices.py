@@ -30,9 +30,7 @@ def format_ranges(positions: npt.ArrayLike) -> str:
     breaks = np.flatnonzero(steps > 1)
     starts = array[np.concatenate(([0], breaks + 1))].tolist()
     ends = array[np.concatenate((breaks, [array.size - 1]))].tolist()
-    return ",".join(
-        str(start) if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True)
-    )
+    return ",".join(str(start) if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True))
 
 
 def parse_ranges(text: str, size: int) -> npt.NDArray[np.int64]:

@@ -188,9 +188,7 @@ TYPE_FIELDS = ("skip_layer_types", "regular_prune_skip_types", "quant_skip_types
 
 @pytest.mark.parametrize("field", LAYER_FIELDS)
 def test_unknown_layer(field: str) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"net\.cfg: {field}: the model has no layer 'conv3'; did you mean 'conv"
-    ):
+    with pytest.raises(ConfigError, match=rf"net\.cfg: {field}: the model has no layer 'conv3'; did you mean 'conv"):
         settle(RetrainConfig(**{field: ("conv3",)}, source="net.cfg"))
 
 
@@ -201,9 +199,7 @@ def test_unknown_type(field: str) -> None:
 
 
 def test_unknown_override() -> None:
-    with pytest.raises(
-        ConfigError, match="override_layer_configs: the model has no layer 'fcc'; did you mean 'fc'"
-    ):
+    with pytest.raises(ConfigError, match="override_layer_configs: the model has no layer 'fcc'; did you mean 'fc'"):
         settle(RetrainConfig(override_layer_configs=(LayerOverride("fcc", NAME),)))
     with pytest.raises(ConfigError, match="override_layer_types: the model has no layer type 'Lin'"):
         settle(RetrainConfig(override_layer_types=(LayerOverride("Lin", NAME),)))

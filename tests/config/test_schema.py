@@ -137,9 +137,7 @@ def test_compiled_schema_is_that_of_the_proto_files(package: str) -> None:
             text = re.sub(r"//[^\n]*", "", file.read_text())
             written |= set(re.findall(r"^\s*(?:(?:optional|required|repeated) )?[\w.]+ (\w+) = (\d+)", text, re.M))
     compiled = {
-        (field.name, str(field.number))
-        for kind in load_messages(package).values()
-        for field in kind.DESCRIPTOR.fields
+        (field.name, str(field.number)) for kind in load_messages(package).values() for field in kind.DESCRIPTOR.fields
     }
     assert {pair for pair in written if pair[0] != "syntax"} == compiled
 

@@ -72,8 +72,7 @@ BAD = {
     ),
     "unknown cost": (
         "compress_ratio: 2 cost: MAC",
-        "cost: unknown value 'MAC'; did you mean 'MACS'? "
-        "(allowed: BITOPS, MACS, PARAMS, ACTIVATION_MEMORY, LATENCY)",
+        "cost: unknown value 'MAC'; did you mean 'MACS'? (allowed: BITOPS, MACS, PARAMS, ACTIVATION_MEMORY, LATENCY)",
     ),
     "unknown field": (
         "compres_ratio: 2",
@@ -111,8 +110,7 @@ FORBIDDEN = {
         'override_layer_configs { layer_name: "a" retrain_data_quant_config {} }'
     ),
     "override_layer_types['Linear'] must not set n_out_of_m_pruner": (
-        'override_layer_types { layer_type: "Linear" prune_config { n_out_of_m_pruner {'
-        " l1_selective_prune {} } } }"
+        'override_layer_types { layer_type: "Linear" prune_config { n_out_of_m_pruner { l1_selective_prune {} } } }'
     ),
 }
 

@@ -119,7 +119,5 @@ def _positions(match: re.Match[str], setting: ChannelSetting | None) -> npt.NDAr
 
 
 def _digest(layer: str, total: int, ranges: str, setting: ChannelSetting) -> str:
-    content = "\n".join(
-        (layer, str(total), ranges, format_float(exact_decimal(setting.ratio)), str(setting.aligned))
-    )
+    content = "\n".join((layer, str(total), ranges, format_float(exact_decimal(setting.ratio)), str(setting.aligned)))
     return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -12,14 +12,12 @@ ALIGNMENT = 16
 """Channels that AMCT's ``ascend_optimized`` rounds up to."""
 
 
-def kept_channels(
-    total: int, ratio: float, aligned: bool = False, blocks: int = 1, multiple: int = ALIGNMENT
-) -> int:
+def kept_channels(total: int, ratio: float, aligned: bool = False, blocks: int = 1, multiple: int = ALIGNMENT) -> int:
     """Number of channels that stay when a share `ratio` of `total` is to go.
 
     ``total - round(total * ratio)`` with Python's rounding of halves to even; if `aligned`, rounded up to a
-    multiple of `multiple` (at most `total`); with `blocks` tied blocks, rounded down to a multiple of them;
-    never below `blocks`. A result of `total` prunes nothing.
+    multiple of `multiple` (at least one, at most `total`); with `blocks` tied blocks, rounded down to a multiple
+    of them; never below `blocks`. A result of `total` prunes nothing.
 
     A native ``round_to=k`` is ``kept_channels(total, ratio, aligned=True, multiple=k)``.
 

@@ -138,9 +138,7 @@ def _prune_setting(
     return config.prune_config, "prune_config"
 
 
-def _quant_setting(
-    config: RetrainConfig, name: str, kind: str, levels: _Levels
-) -> tuple[QuantSetting | None, str]:
+def _quant_setting(config: RetrainConfig, name: str, kind: str, levels: _Levels) -> tuple[QuantSetting | None, str]:
     overrides = [(where, item) for where, item in levels if item is not None and (item.data or item.weight)]
     skipped = _skip(config, name, kind, "quant")
     if skipped and not overrides:
@@ -185,9 +183,7 @@ def _check_names(config: RetrainConfig, layers: Mapping[str, str], known_types: 
         allowed: Collection[str] = types if is_type else layers
         if name not in allowed:
             what = "layer type" if is_type else "layer"
-            raise ConfigError(
-                f"{config.source}: {field}: the model has no {what} {name!r}; {nearest(name, allowed)}"
-            )
+            raise ConfigError(f"{config.source}: {field}: the model has no {what} {name!r}; {nearest(name, allowed)}")
 
 
 def _check_abilities(

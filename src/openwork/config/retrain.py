@@ -267,9 +267,7 @@ class _Reader:
         name = config.WhichOneof("weights_retrain_algo") or WeightAlgorithm.ARQ.value
         algorithm = getattr(config, name)
         with reader.inside(name).located():
-            return WeightQuantSetting(
-                WeightAlgorithm(name), _enum_name(algorithm, "dst_type"), algorithm.channel_wise
-            )
+            return WeightQuantSetting(WeightAlgorithm(name), _enum_name(algorithm, "dst_type"), algorithm.channel_wise)
 
     def overrides(self, proto: Any, field_name: str, key: str) -> tuple[LayerOverride, ...]:
         result = []

@@ -54,8 +54,7 @@ class AutoPruneConfig:
             )
         if not 0 < self.max_prune_ratio <= 1:
             raise ConfigError(
-                f"{self.source}: max_prune_ratio is {self.max_prune_ratio}; "
-                "it must be greater than 0 and at most 1"
+                f"{self.source}: max_prune_ratio is {self.max_prune_ratio}; it must be greater than 0 and at most 1"
             )
         if self.test_iteration < 1:
             raise ConfigError(f"{self.source}: test_iteration is {self.test_iteration}; it must be at least 1")
@@ -136,9 +135,7 @@ def _check_override(override: RetrainConfig) -> None:
     ):
         for item in overrides:
             if item.data is not None or item.weight is not None:
-                raise ConfigError(
-                    f"{override.source}: {where}[{item.name!r}] must not set quantisation; {allowed}"
-                )
+                raise ConfigError(f"{override.source}: {where}[{item.name!r}] must not set quantisation; {allowed}")
             if item.prune is not None and not isinstance(item.prune, ChannelSetting):
                 raise ConfigError(
                     f"{override.source}: {where}[{item.name!r}] must not set n_out_of_m_pruner; {allowed}"

@@ -82,9 +82,7 @@ class PruneNode:
             raise RecordError(f"{where}: prune_index holds {index[0]}; positions are at least 0")
         for position in (index[0], index[-1]):
             if not self.begin <= position < self.end:
-                raise RecordError(
-                    f"{where}: prune_index holds {position}; allowed: {self.begin} to {self.end - 1}"
-                )
+                raise RecordError(f"{where}: prune_index holds {position}; allowed: {self.begin} to {self.end - 1}")
         repeated = index[1:][index[1:] == index[:-1]]
         if len(repeated):
             raise RecordError(f"{where}: prune_index holds {repeated[0]} twice")
