@@ -13,7 +13,12 @@ from openwork.errors import OpenworkError
 __all__ = ["main"]
 
 # Subcommand -> module that defines it as `command`; imported on use.
-_COMMANDS: dict[str, str] = {}
+_COMMANDS: dict[str, str] = {
+    "convert": "openwork.convert.command",
+    "decompress": "openwork.convert.command_decompress",
+    "inspect": "openwork.convert.command_inspect",
+    "run-check": "openwork.convert.command_run_check",
+}
 
 
 class _Commands(click.Group):
@@ -35,9 +40,9 @@ def _cli() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; an expected error is one line on stderr and exit code 1."""
+    """Run the command line; an expected error is one line on stderr and exit code 1 (or the error's own)."""
     try:
         _cli.main(args=arguments, prog_name="openwork")
     except OpenworkError as error:
-        click.echo(f"openwork: error: {error}", err=True)
-        sys.exit(1)
+        click.echo(f"openwork: error: {' '.join(str(error).splitlines())}", err=True)
+        sys.exit(getattr(error, "exit_code", 1))

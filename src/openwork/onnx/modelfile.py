@@ -182,6 +182,11 @@ class ModelFile:
         self._settle_external(what)
         return self
 
+    @property
+    def files(self) -> list[Path]:
+        """The files that the model is read from."""
+        return list(self._files)
+
     def close(self) -> None:
         """Let go of the mapped files; arrays given out before keep them."""
         self._payloads.clear()
