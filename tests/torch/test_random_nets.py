@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from nets.checks import difference, example_call, forward_backward, same_state, snapshot
-from nets.masking import masked_by_hand
+from nets.masking import distinct_, masked_by_hand
 from nets.random_nets import KINDS, Block, Spec, specs
 from nets.selection import some_of_each_block
 from openwork.errors import NothingToPruneError
@@ -54,6 +54,7 @@ def test_all_groups_together(spec: Spec, ratio: float) -> None:
 @given(specs(kinds=WITHOUT_NORMS))
 def test_against_the_reference_by_hand(spec: Spec) -> None:
     model, inputs = spec.build(), spec.inputs()
+    distinct_(model)
     pruned, _ = prune_or_discard(model, inputs, ratio=0.5)
     with torch.no_grad():
         expected = example_call(masked_by_hand(model, pruned), inputs)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nets.checks import difference, example_call
-from nets.masking import masked_by_hand
+from nets.masking import distinct_, masked_by_hand
 from nets.micro import NETS
 from openwork.torch import prune, verify
 
@@ -32,6 +32,7 @@ def roll_(tensor: Tensor, axis: int) -> None:
 def test_right_cut_passes(name: str) -> None:
     net = NETS[name]
     model, inputs = net.build(), net.example()
+    distinct_(model)
     pruned, plan = prune(model, inputs, ratio=0.5)
     assert error_by_hand(model, pruned, pruned, inputs) <= 1e-5
     assert verify(model, pruned, plan, inputs) <= 1e-5
@@ -61,6 +62,7 @@ def test_wrong_cut_fails(name: str, corrupt: Callable[[nn.Module], None]) -> Non
     """The right number of channels, but not the right ones: everything runs, and only the numbers tell."""
     net = NETS[name]
     model, inputs = net.build(), net.example()
+    distinct_(model)
     pruned, plan = prune(model, inputs, ratio=0.5)
     corrupt(pruned)
     assert verify(model, pruned, plan, inputs) > 1e-2
@@ -69,6 +71,7 @@ def test_wrong_cut_fails(name: str, corrupt: Callable[[nn.Module], None]) -> Non
 def test_error_is_the_largest_difference_over_the_largest_output() -> None:
     net = NETS["plain_conv_bn"]
     model, inputs = net.build(), net.example()
+    distinct_(model)
     pruned, plan = prune(model, inputs, ratio=0.5)
     reference = pruned.conv2.bias.detach().clone()
     for offset in (0.01, 0.5):
@@ -81,6 +84,7 @@ def test_error_is_the_largest_difference_over_the_largest_output() -> None:
 def test_worst_of_several_outputs_counts() -> None:
     net = NETS["returns_nested_tuple"]
     model, inputs = net.build(), net.example()
+    distinct_(model)
     pruned, plan = prune(model, inputs, ratio=0.5)
     roll_(pruned.aux.weight, 1)
     assert verify(model, pruned, plan, inputs) > 1e-2
@@ -89,6 +93,7 @@ def test_worst_of_several_outputs_counts() -> None:
 def test_pruned_model_that_does_not_run_is_no_pass() -> None:
     net = NETS["plain_conv_bn"]
     model, inputs = net.build(), net.example()
+    distinct_(model)
     pruned, plan = prune(model, inputs, ratio=0.5)
     pruned.conv2.weight = nn.Parameter(pruned.conv2.weight[:, 1:].detach().clone())
     with pytest.raises(Exception, match=r".+"):

@@ -34,9 +34,7 @@ def test_all_groups_together(name: str) -> None:
     assert kept <= (0.40 if baseline is not None and baseline <= 0.36 else 0.60)
     after = dict(pruned.named_parameters())
     for pattern in net.shrink:
-        rows = [
-            (p.shape[0], after[key].shape[0]) for key, p in model.named_parameters() if re.search(pattern, key)
-        ]
+        rows = [(p.shape[0], after[key].shape[0]) for key, p in model.named_parameters() if re.search(pattern, key)]
         assert rows, f"{pattern} names no parameter"
         assert any(new < old for old, new in rows), f"{pattern} lost no rows"
 

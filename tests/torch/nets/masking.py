@@ -1,7 +1,7 @@
 """Masked equivalence by hand: what survived is recovered from the weights' values alone.
 
-Random weights are all different numbers, so each number of a pruned weight is found again in the original one. The
-masked original keeps those and has zeros elsewhere. This knows neither the plan nor the engine. It does not cover
+`distinct_` makes all numbers of a weight different, so each number of a pruned weight is found again in the
+original one. The masked original keeps those and has zeros elsewhere. This knows neither the plan nor the engine. It does not cover
 operators that compute statistics across channels.
 """
 
@@ -12,7 +12,18 @@ import copy
 import torch
 from torch import Tensor, nn
 
-__all__ = ["masked_by_hand", "surviving"]
+__all__ = ["distinct_", "masked_by_hand", "surviving"]
+
+
+def distinct_(model: nn.Module) -> None:
+    """Give every weight of more than one dimension numbers that are all different, in its own range."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.ndim > 1 and tensor.is_floating_point() and tensor.numel() > 1:
+                numbers = torch.linspace(float(tensor.min()), float(tensor.max()), tensor.numel())
+                assert len(numbers.unique()) == len(numbers)
+                tensor.copy_(numbers[torch.randperm(len(numbers), generator=generator)].view(tensor.shape))
 
 
 def surviving(original: Tensor, pruned: Tensor) -> Tensor:

@@ -104,9 +104,7 @@ class AttentionSeparate(_Separate):
 
     def attend(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
-        q, k, v = (
-            layer(x).view(batch, length, self.heads, -1).transpose(1, 2) for layer in (self.q, self.k, self.v)
-        )
+        q, k, v = (layer(x).view(batch, length, self.heads, -1).transpose(1, 2) for layer in (self.q, self.k, self.v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return y.transpose(1, 2).contiguous().view(batch, length, -1)
 
@@ -379,9 +377,7 @@ class AttentionLinear(_Separate):
     """Keys and values are contracted first; the feature map has no softmax over tokens."""
 
     def attend(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            layer(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for layer in (self.q, self.k, self.v)
-        )
+        q, k, v = (layer(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         q, k = F.elu(q) + 1, F.elu(k) + 1
         context = k.transpose(-2, -1) @ v
         normaliser = (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True)
@@ -408,9 +404,7 @@ class WindowAttention(_Fused):
 
     def attend(self, x: Tensor) -> Tensor:
         windows, length, _ = x.shape
-        q, k, v = (
-            self.qkv(x).reshape(windows, length, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-        )
+        q, k, v = self.qkv(x).reshape(windows, length, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
         weights = q @ k.transpose(-2, -1) * self.head_dim**-0.5
         weights = weights.view(-1, 4, self.heads, length, length) + self.mask[None, :, None]
         weights = weights.view(windows, self.heads, length, length).softmax(-1)

@@ -58,9 +58,9 @@ class _StandardisedConv(nn.Conv2d):
         weight = self.weight
         if self.groups == 1:
             flat = weight.reshape(1, self.out_channels, -1)
-            weight = F.batch_norm(
-                flat, None, None, weight=self.gain.view(-1), training=True, momentum=0.0
-            ).reshape_as(weight)
+            weight = F.batch_norm(flat, None, None, weight=self.gain.view(-1), training=True, momentum=0.0).reshape_as(
+                weight
+            )
         else:
             variance, mean = torch.var_mean(weight, dim=(1, 2, 3), keepdim=True, correction=0)
             weight = self.gain * (weight - mean) * torch.rsqrt(variance + 1e-5)
@@ -96,9 +96,7 @@ class DynamicConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         weights = self.router(x.mean((0, 2, 3))).softmax(-1)
-        return self.head(
-            F.relu(F.conv2d(x, (weights[:, None, None, None, None] * self.experts).sum(0), padding=1))
-        )
+        return self.head(F.relu(F.conv2d(x, (weights[:, None, None, None, None] * self.experts).sum(0), padding=1)))
 
 
 @micro(image(), kept={"head.weight": (4, 8, 1, 1)})

@@ -333,9 +333,7 @@ class SqueezeExcitationLinear(nn.Module):
         return self.head(x * scale.expand_as(x))
 
 
-@micro(
-    image(), kept={"conv.weight": (8, 3, 3, 3), "eca.weight": (1, 1, 3), "head.weight": (4, 8, 1, 1)}, ratio=0.5
-)
+@micro(image(), kept={"conv.weight": (8, 3, 3, 3), "eca.weight": (1, 1, 3), "head.weight": (4, 8, 1, 1)}, ratio=0.5)
 class ChannelMeanGate(nn.Module):
     """A gate from the mean over channels (spatial attention): a statistic across channels."""
 
@@ -457,9 +455,7 @@ class DilatedCircular(nn.Sequential):
         )
 
 
-@micro(
-    image(), kept={"conv.weight": (8, 3, 3, 3), "branches.0.weight": (4, 8, 1, 1), "head.weight": (4, 16, 1, 1)}
-)
+@micro(image(), kept={"conv.weight": (8, 3, 3, 3), "branches.0.weight": (4, 8, 1, 1), "head.weight": (4, 16, 1, 1)})
 class PoolingPyramid(nn.Module):
     """Windows and resizing keep channels; pyramid pooling concatenates its sizes."""
 
@@ -477,9 +473,7 @@ class PoolingPyramid(nn.Module):
         return self.head(torch.cat([x, *pooled], 1))
 
 
-@micro(
-    image(), kept={"a.weight": (8, 3, 1, 1), "b.weight": (8, 3, 1, 1), "head.weight": (4, 8, 1, 1), "choice": (2,)}
-)
+@micro(image(), kept={"a.weight": (8, 3, 1, 1), "b.weight": (8, 3, 1, 1), "head.weight": (4, 8, 1, 1), "choice": (2,)})
 class SupernetMixture(nn.Module):
     """Branches mixed by a softmax over architecture parameters, as in differentiable architecture search."""
 
@@ -523,9 +517,7 @@ class SelectiveKernel(nn.Module):
         return self.head((branches * weights[..., None, None]).sum(1))
 
 
-@micro(
-    image(), kept={"a.weight": (8, 3, 3, 3), "bn1.weight": (8,), "bn2.weight": (8,), "head.weight": (4, 8, 1, 1)}
-)
+@micro(image(), kept={"a.weight": (8, 3, 3, 3), "bn1.weight": (8,), "bn2.weight": (8,), "head.weight": (4, 8, 1, 1)})
 class PreActivation(nn.Module):
     """Batch norms that read the residual stream, without a convolution of their own before them."""
 

@@ -82,9 +82,7 @@ class BatchNormWithoutStatistics(_Between):
         return self.norm(x)
 
 
-@micro(
-    floats((2, 5, 6)), kept={"inner.weight": (8, 6), "norm.weight": (8,), "norm.bias": (8,), "head.weight": (4, 8)}
-)
+@micro(floats((2, 5, 6)), kept={"inner.weight": (8, 6), "norm.weight": (8,), "norm.bias": (8,), "head.weight": (4, 8)})
 class LayerNormLast(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -134,9 +132,7 @@ class LayerNormByHand(_Between):
         return self.weight[:, None, None] * x + self.bias[:, None, None]
 
 
-@micro(
-    floats((2, 5, 6)), kept={"inner.weight": (8, 6), "norm.weight": (8,), "weight": (8,), "head.weight": (4, 8)}
-)
+@micro(floats((2, 5, 6)), kept={"inner.weight": (8, 6), "norm.weight": (8,), "weight": (8,), "head.weight": (4, 8)})
 class RmsNorm(nn.Module):
     def __init__(self) -> None:
         super().__init__()

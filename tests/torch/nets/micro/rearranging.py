@@ -105,9 +105,7 @@ class PadChannelsResidual(nn.Module):
         return self.head(F.relu(y + F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 4, 4))))
 
 
-@micro(
-    image(), kept={"conv.weight": (8, 3, 1, 1), "head.weight": (4, 16, 1, 1), "interleaved.weight": (4, 16, 1, 1)}
-)
+@micro(image(), kept={"conv.weight": (8, 3, 1, 1), "head.weight": (4, 16, 1, 1), "interleaved.weight": (4, 16, 1, 1)})
 class RepeatChannels(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -144,9 +144,7 @@ class GruInTheMiddle(nn.Module):
         return self.head(F.relu(self.after(self.gru(x)[0])))
 
 
-@micro(
-    floats((2, 8, 12)), kept={"inner.weight": (8, 8, 1), "depthwise.weight": (8, 1, 5), "out.weight": (4, 8, 1)}
-)
+@micro(floats((2, 8, 12)), kept={"inner.weight": (8, 8, 1), "depthwise.weight": (8, 1, 5), "out.weight": (4, 8, 1)})
 class CausalConvGate(nn.Module):
     """Convolution over time, padded on the left, gated: the core of conformer and of Mamba's stem."""
 
