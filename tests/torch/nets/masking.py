@@ -1,8 +1,8 @@
 """Masked equivalence by hand: what survived is recovered from the weights' values alone.
 
 `distinct_` makes all numbers of a weight different, so each number of a pruned weight is found again in the
-original one. The masked original keeps those and has zeros elsewhere. This knows neither the plan nor the engine. It does not cover
-operators that compute statistics across channels.
+original one. The masked original keeps those and has zeros elsewhere. This knows neither the plan nor the engine.
+It does not cover operators that compute statistics across channels.
 """
 
 from __future__ import annotations
