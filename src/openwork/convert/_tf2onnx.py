@@ -43,7 +43,9 @@ def _frozen(path: str, output: str, opset: int, shapes: dict[str, list[int]], ou
         raise ValueError("the graph has no nodes")
     read = {name.lstrip("^").split(":")[0] for node in graph.node for name in node.input}
     outputs = [_with_port(name) for name in out_nodes.split(";") if name] or [
-        f"{node.name}:0" for node in graph.node if node.name not in read and node.op not in ("Const", "NoOp", "Placeholder")
+        f"{node.name}:0"
+        for node in graph.node
+        if node.name not in read and node.op not in ("Const", "NoOp", "Placeholder")
     ]
     inputs = [f"{node.name}:0" for node in graph.node if node.op == "Placeholder"]
     override: dict[str, Any] = {_with_port(name): sizes for name, sizes in shapes.items()}

@@ -177,6 +177,8 @@ def _locate(file: ModelFile, layer: Layer, constant_inputs: bool) -> None:
         blocks = _axis(layer)
         layer.view = packed_view(source, shapes, layer.axis, blocks)
         layer.zero_point = _zero_point(file, layer, zero_slot, constant_inputs)
+        if layer.scope.root.is_function and layer.scope.opset < MODERN_OPSET:
+            raise NotConstant(f"inside a local function of opset {layer.scope.opset}, below {MODERN_OPSET}")
         _refuse_types(layer)
         return
     if len(reasons) > 1 and reasons[0].startswith("dynamic weight: computed"):

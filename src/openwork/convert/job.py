@@ -265,5 +265,3 @@ def _named(progress: Progress | None, what: str) -> Callable[[int, int], None] |
     if progress is None:
         return None
     return lambda done, total: progress(what, done, total)
-
-

@@ -159,9 +159,7 @@ def restore(file: ModelFile) -> int:
     """
     model = file.model
     if not is_compressed(model):
-        raise ConversionError(
-            f"{file.path}: nothing to decompress: the model was not compressed by openwork convert"
-        )
+        raise ConversionError(f"{file.path}: nothing to decompress: the model was not compressed by openwork convert")
     try:
         return _restore(file, _read_entry(model))
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, DecodeError, binascii.Error) as error:

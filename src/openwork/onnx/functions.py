@@ -99,6 +99,14 @@ class Layout:
         return (*range(self.axis), last, *range(self.axis, last))
 
     @property
+    def steps(self) -> tuple[bool, bool, bool]:
+        """Which of cutting padding off, moving the axis back and reshaping decoding needs.
+
+        Each costs a copy of the weight when a runtime loads the model.
+        """
+        return self.cin != self.padded, self.axis != len(self.view) - 1, self.view != self.dims
+
+    @property
     def index_bytes(self) -> int:
         return int(np.prod(self.rest, dtype=object)) * self.padded // 8
 
@@ -194,16 +202,24 @@ class Library:
             steps: nodes between the stored tensor and the operator, nearest to the stored tensor first.
             opset: version of the default domain at the node's place.
         """
-        formals = list(_FORMALS[node.op_type])
-        given = list(node.input) + [""] * (len(formals) - len(node.input))
-        stem = formals[slot]
-        new_formals = [f"{stem}_compress", "compress_index"] + ["negative_zeros"] * layout.signs
-        actual = [*given[:slot], *parts, *given[slot + 1 :]]
-        formals[slot : slot + 1] = new_formals
+        stem = _FORMALS[node.op_type][slot]
+        formals: list[str] = []
+        actual: list[str] = []
+        operands: list[str] = []
+        # An input that is left out must be left out inside as well: runtimes fuse `Conv(x, w)`, not `Conv(x, w, "")`.
+        for formal, name in zip(_FORMALS[node.op_type], node.input, strict=False):
+            operands.append(formal if name else "")
+            if formal == stem:
+                formals += [f"{stem}_compress", "compress_index"] + ["negative_zeros"] * layout.signs
+                actual += parts
+            elif name:
+                formals.append(formal)
+                actual.append(name)
         for place, step in enumerate(steps):
             for position, name in enumerate(step.inputs):
-                formals.append(f"step{place}_{position + 1}")
-                actual.append(name)
+                if name:
+                    formals.append(f"step{place}_{position + 1}")
+                    actual.append(name)
         modern = opset >= MODERN_OPSET
         if not modern:
             for formal, name in self._legacy_inputs(layout, opset):
@@ -212,11 +228,11 @@ class Library:
         kinds = tuple(sorted((found.name, found.type) for found in node.attribute))
         key = (
             *(node.op_type, slot, kinds, layout.data_type, layout.zero_point, layout.signs, opset),
-            _index_type(layout),
+            *(_index_type(layout), layout.steps, tuple(operands)),
             tuple(_bare(step.node) for step in steps),
         )
         if key not in self._known:
-            body = self._function(node, stem, formals, layout, steps, opset, kinds)
+            body = self._function(node, stem, formals, operands, layout, steps, opset, kinds)
             same_name = sum(function.name == body.name for function in self.functions)
             if same_name:
                 body.overload = f"v{same_name + 1}"
@@ -285,6 +301,7 @@ class Library:
         node: NodeProto,
         stem: str,
         formals: list[str],
+        operands: list[str],
         layout: Layout,
         steps: Sequence[StepCopy],
         opset: int,
@@ -302,8 +319,7 @@ class Library:
             weight = f"after_step{place}"
             copy.output.append(weight)
             body.nodes.append(copy)
-        names = _FORMALS[node.op_type]
-        operator = helper.make_node(node.op_type, [weight if n == stem else n for n in names], ["y"])
+        operator = helper.make_node(node.op_type, [weight if n == stem else n for n in operands], ["y"])
         for name, kind in kinds:
             operator.attribute.append(_reference(name, name, kind))
         body.nodes.append(operator)
@@ -359,26 +375,32 @@ def _decode(body: _Body, values: str, layout: Layout, opset: int) -> str:
         # Gathering is not defined for 4-bit types.
         wide = TensorProto.INT8 if layout.data_type == TensorProto.INT4 else TensorProto.UINT8
         values = body.add("Cast", [values], "wide_values", to=wide)
-    elements = (
-        _gather_modern(body, values, layout) if opset >= MODERN_OPSET else _gather_legacy(body, values, layout)
-    )
-    modern = opset >= MODERN_OPSET
-    if modern:
-        for name in ("padded_rows", "moved_shape", "weight_shape"):
-            body.constant_of(name, name)
-        body.constant_of("ends", "cin")
-        body.constant("starts", np.array([0], np.int64))
-        body.constant("axes", np.array([1], np.int64))
-    rows = body.add("Reshape", [elements, "padded_rows"], "rows")
-    if opset >= 10:
-        cut = body.add("Slice", [rows, "starts", "ends", "axes"], "true_rows")
-    else:
-        cut = body.add("Slice", [rows], "true_rows", starts=[0], axes=[1])
-        body.nodes[-1].attribute.append(_reference("ends", "cin", AttributeProto.INTS))
-    moved = body.add("Reshape", [cut, "moved_shape"], "moved")
-    body.add("Transpose", [moved], "view")
-    body.nodes[-1].attribute.append(_reference("perm", "perm", AttributeProto.INTS))
-    weight = body.add("Reshape", ["view", "weight_shape"], "weight")
+    elements = _gather_modern(body, values, layout) if opset >= MODERN_OPSET else _gather_legacy(body, values, layout)
+    cut, transposed, viewed = layout.steps
+    if opset >= MODERN_OPSET:
+        if cut:
+            body.constant_of("padded_rows", "padded_rows")
+            body.constant_of("ends", "cin")
+            body.constant("starts", np.array([0], np.int64))
+            body.constant("axes", np.array([1], np.int64))
+        if transposed:
+            body.constant_of("moved_shape", "moved_shape")
+        if viewed or not transposed:
+            body.constant_of("weight_shape", "weight_shape")
+    weight = elements
+    if cut:
+        weight = body.add("Reshape", [weight, "padded_rows"], "rows")
+        if opset >= 10:
+            weight = body.add("Slice", [weight, "starts", "ends", "axes"], "true_rows")
+        else:
+            weight = body.add("Slice", [weight], "true_rows", starts=[0], axes=[1])
+            body.nodes[-1].attribute.append(_reference("ends", "cin", AttributeProto.INTS))
+    if transposed:
+        weight = body.add("Reshape", [weight, "moved_shape"], "moved")
+        weight = body.add("Transpose", [weight], "view")
+        body.nodes[-1].attribute.append(_reference("perm", "perm", AttributeProto.INTS))
+    if viewed or not transposed:
+        weight = body.add("Reshape", [weight, "weight_shape"], "weight")
     if four_bits:
         weight = body.add("Cast", [weight], "weight_4bit", to=layout.data_type)
     return weight
@@ -395,11 +417,14 @@ def _gather_modern(body: _Body, values: str, layout: Layout) -> str:
     slots = body.add("Reshape", [values, "fours"], "slots")
     count = body.add("Shape", [codes], "count")
     column = body.add("Concat", [count, "one"], "column", axis=0)
-    zero = body.constant("zero", _zero(layout)[None])
-    columns = [slots, body.add("Expand", [zero, column], "zeros")]
+    # A column of zeros of any type: Expand is not there for bfloat16 in every runtime, Gather is.
+    nought = helper.make_tensor("nought", TensorProto.INT32, [1], [0])
+    noughts = body.add("ConstantOfShape", [column], "noughts", value=nought)
+    zero = body.constant("zero", _zero(layout))
+    columns = [slots, body.add("Gather", [zero, noughts], "zeros", axis=0)]
     if layout.signs:
-        minus = body.constant("minus", -_zero(layout)[None])
-        columns.append(body.add("Expand", [minus, column], "minus_zeros"))
+        minus = body.constant("minus", -_zero(layout))
+        columns.append(body.add("Gather", [minus, noughts], "minus_zeros", axis=0))
         bits = body.add("Cast", [body.constant("bits8", _bit_table())], "bits", to=TensorProto.INT32)
         signs = body.add("Reshape", ["negative_zeros", "flat"], "signs8")
         signs = body.add("Cast", [signs], "signs", to=TensorProto.INT32)

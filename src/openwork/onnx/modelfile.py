@@ -245,9 +245,7 @@ class ModelFile:
         target = folder.joinpath(*parts.parts)
         real = Path(os.path.realpath(target))
         if not real.is_relative_to(folder):
-            raise ConversionError(
-                f"{where}: external data location {location!r} leaves the model's folder by a link"
-            )
+            raise ConversionError(f"{where}: external data location {location!r} leaves the model's folder by a link")
         if real not in self._files:
             self._files[real] = _map(real, f"{where}: external data {location!r}")
         mapped = self._files[real]
@@ -379,9 +377,7 @@ class ModelFile:
         written = [target] + ([data_path(target)] if beside else [])
         for file in written:
             if Path(os.path.realpath(file)) in {Path(os.path.realpath(known)) for known in self._files}:
-                raise ConversionError(
-                    f"{file}: the output would replace the file that is being read; choose another"
-                )
+                raise ConversionError(f"{file}: the output would replace the file that is being read; choose another")
         done, goal = 0, total + position
 
         def advance(count: int) -> None:

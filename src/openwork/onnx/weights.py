@@ -211,9 +211,7 @@ def _shape_after(file: ModelFile, step: Hidden, shape: tuple[int, ...], constant
 
 def _squeezed(node: NodeProto, shape: tuple[int, ...], axes: list[int] | None) -> tuple[int, ...]:
     if node.op_type == "Squeeze":
-        places = (
-            [a for a, n in enumerate(shape) if n == 1] if axes is None else [a % max(1, len(shape)) for a in axes]
-        )
+        places = [a for a, n in enumerate(shape) if n == 1] if axes is None else [a % max(1, len(shape)) for a in axes]
         if any(shape[place] != 1 for place in places if place < len(shape)):
             raise NotConstant(f"{label(node)} cannot squeeze {list(shape)}")
         return tuple(size for axis, size in enumerate(shape) if axis not in places)
