@@ -10,7 +10,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from openwork.errors import ConversionError
-from openwork.onnx.functions import Layout, Library
+from openwork.onnx.functions import MODERN_OPSET, Layout, Library
 from openwork.onnx.modelfile import ModelFile, tensor_bits, tensor_type_name
 from openwork.onnx.scopes import DEFAULT_DOMAINS, Scope, Value, default_opset, label, read_scopes
 from openwork.onnx.weights import (
