@@ -25,11 +25,16 @@ class _Search(SearchChannelBase):
     Args:
         evenness: how much more a channel counts in a layer that has little left: scores are multiplied by
             ``(channels / channels left) ** evenness``. 0 takes scores as they are.
+
+    Attributes:
+        progress: called with the current ratio now and then.
+        solved: the problem that `solution` belongs to.
     """
 
     def __init__(self, evenness: float = EVENNESS) -> None:
         self.evenness = evenness
         self.progress: Progress | None = None
+        self.solved: SearchProblem | None = None
 
     @abc.abstractmethod
     def solve(self, problem: SearchProblem) -> Solution:
@@ -44,7 +49,8 @@ class _Search(SearchChannelBase):
         """See `SearchChannelBase.channel_prune_search`."""
         problem = self.problem or problem_of_records(graph_info, search_records, prune_config)
         groups = tuple(replace(group, evenness=self.evenness) for group in problem.groups)
-        self.solution = self.solve(replace(problem, groups=groups))
+        self.solved = replace(problem, groups=groups)
+        self.solution = self.solve(self.solved)
         removed = [
             (record, group.source, group.removed(self.solution.kept[group.index]))
             for record, group in zip(search_records, groups, strict=True)

@@ -177,8 +177,7 @@ def masks_of(
                 positions = [
                     int(position)
                     for member in group.members
-                    if member.module == node.name
-                    and (member.role is Role.PRODUCES or member is shown_member(group))
+                    if member.module == node.name and (member.role is Role.PRODUCES or member is shown_member(group))
                     for position, unit in zip(member.positions.tolist(), member.units.tolist(), strict=True)
                     if unit in gone
                 ]

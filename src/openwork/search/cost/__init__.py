@@ -24,9 +24,7 @@ __all__ = [
     "names",
 ]
 
-_BY_TERMS: dict[str, type[PolynomialCost]] = {
-    model.name: model for model in (ActivationMemory, BitOps, Macs, Params)
-}
+_BY_TERMS: dict[str, type[PolynomialCost]] = {model.name: model for model in (ActivationMemory, BitOps, Macs, Params)}
 
 
 def names() -> list[str]:

@@ -1,0 +1,123 @@
+"""What the built-in sensitivities share: batches, pieces, the sum over processes, writing to the records."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from openwork.errors import WeightsError
+from openwork.graph.groups import PruneGroup
+from openwork.importance import FloatArray
+from openwork.search import SensitivityBase
+from openwork.search._records import GraphInfo, set_attribute, shown_member, spread
+from openwork.torch.search._batches import Batch, device_of, read_batches
+from openwork.torch.search._distributed import rank_and_size, sum_over_ranks
+from openwork.torch.search._graph import SearchGraph
+from openwork.torch.search._loss import LossFunction
+
+__all__ = ["BuiltinSensitivity", "DataSensitivity"]
+
+
+class BuiltinSensitivity(SensitivityBase):
+    """Scores the units of groups and writes them to the records.
+
+    Attributes:
+        progress: called with the share of the work that is done; set by `auto_channel_prune_search`.
+    """
+
+    graph: SearchGraph
+    graph_info: GraphInfo
+    progress: Callable[[float], None] | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        return self.graph.model
+
+    def setup_initialization(
+        self, graph_tuple: tuple[Any, GraphInfo], input_data: Any, test_iteration: int, output_nodes: Any = None
+    ) -> None:
+        """See `SensitivityBase.setup_initialization`."""
+        self.graph, self.graph_info = graph_tuple
+
+    def get_sensitivity(self, search_records: Sequence[Any]) -> None:
+        """See `SensitivityBase.get_sensitivity`."""
+        groups = [self.graph.group_of(record) for record in search_records]
+        for record, group, scores in zip(search_records, groups, self.scores(groups), strict=True):
+            set_attribute(record.producer[0], "sensitivity", spread(group, scores))
+
+    @abc.abstractmethod
+    def scores(self, groups: Sequence[PruneGroup]) -> list[FloatArray]:
+        """What is lost with each unit: float64 [units] for each group."""
+
+
+class DataSensitivity(BuiltinSensitivity):
+    """A sensitivity that needs calibration data; the loss can be replaced.
+
+    Args:
+        piece: samples that are run at a time; scores are averaged over the pieces of all batches. None: whole
+            batches, fewer samples only where there are more processes than batches.
+    """
+
+    def __init__(self, piece: int | None = None) -> None:
+        self.piece = piece
+        self.loss_function: LossFunction | None = None
+        self.batches: list[Batch] = []
+
+    def set_loss_func(self, loss_func: LossFunction) -> None:
+        """Use ``loss_func(output, label)``, which returns a tensor, in place of the default.
+
+        The default is cross-entropy where labels are class indices, else the mean absolute difference.
+        """
+        self.loss_function = loss_func
+
+    def setup_initialization(
+        self, graph_tuple: tuple[Any, GraphInfo], input_data: Any, test_iteration: int, output_nodes: Any = None
+    ) -> None:
+        """See `SensitivityBase.setup_initialization`.
+
+        Raises:
+            ConfigError: the data is of a wrong kind or holds fewer than `test_iteration` batches.
+        """
+        super().setup_initialization(graph_tuple, input_data, test_iteration, output_nodes)
+        self.batches = read_batches(input_data, test_iteration, device_of(self.model))
+
+    def pieces(self) -> tuple[list[Batch], int]:
+        """This process's share of the pieces, and their number over all processes."""
+        rank, size = rank_and_size()
+        most = self.piece
+        if most is None and len(self.batches) < size:
+            most = -(-min(batch.samples for batch in self.batches) // size)
+        pieces = [part for batch in self.batches for part in (batch.split(most) if most else [batch])]
+        return pieces[rank::size], len(pieces)
+
+    def scores(self, groups: Sequence[PruneGroup]) -> list[FloatArray]:
+        """See `BuiltinSensitivity.scores`.
+
+        Raises:
+            WeightsError: a gradient is NaN or infinite, or nothing reaches a layer.
+        """
+        totals = [np.zeros(group.units) for group in groups]
+        mine, count = self.pieces()
+        for number, piece in enumerate(mine):
+            for total, scores in zip(totals, self.piece_scores(groups, piece), strict=True):
+                total += scores
+            if self.progress is not None:
+                self.progress((number + 1) / len(mine))
+        totals = [total / count for total in sum_over_ranks(totals, device_of(self.model))]
+        for group, total in zip(groups, totals, strict=True):
+            if not total.any():
+                raise WeightsError(
+                    f"layer {shown_member(group).module!r}: the sensitivity of all its {group.units} channels is 0 "
+                    "on input_data; no gradient reaches it. Give other data, or skip the layer "
+                    "(regular_prune_skip_layers in the file that override_prune_cfg names)"
+                )
+        return totals
+
+    @abc.abstractmethod
+    def piece_scores(self, groups: Sequence[PruneGroup], piece: Batch) -> list[FloatArray]:
+        """Scores on one piece of the data; they are averaged over all pieces."""
