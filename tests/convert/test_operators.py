@@ -1,4 +1,4 @@
-"""Every operator, element type, opset and place of the weight: bit-equal in onnxruntime, byte-equal after decompress."""
+"""Every operator, type, opset and way to a weight: bit-equal in onnxruntime, byte-equal after decompress."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_quantised_by_qdq(tmp_path, rng, dtype, per_channel):
     assert kind
     x = rng.standard_normal((2, 16, 6, 6)).astype(np.float32)
     report, converted = convert_and_check(model, tmp_path, {"x": x})
-    assert [layer.reason for layer in report.layers][0] is None
+    assert report.layers[0].reason is None
     # 8 channels of 4 bits: 2 bytes of values and 1 of index for 4 bytes.
     assert report.layers[1].qualifies
     assert all_ops(converted).count("DequantizeLinear") == 2

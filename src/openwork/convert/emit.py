@@ -88,6 +88,7 @@ def _entries(layer: Layer, target: str) -> list[tuple[str, str, tuple[int, ...],
     kind = layer.source.tensor.data_type
     bits = tensor_bits(kind) or 8
     count = int(np.prod(values, dtype=object))
+    shape: tuple[int, ...]
     if bits == 4:
         shape, name, size = ((count + 1) // 2,), "U8", (count + 1) // 2
     else:

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from openwork.convert.detect import Detection, Layer
-from openwork.convert.undo import Undo
+from openwork.convert.undo import Undo, copy_of
 from openwork.onnx.functions import DOMAIN, DOMAIN_VERSION, Layout, Library, StepCopy
 from openwork.onnx.modelfile import ModelFile, Payload
 from openwork.onnx.scopes import Scope
@@ -29,9 +29,7 @@ class PackedParts:
     """
 
     def __init__(self, file: ModelFile, source: Source, layout: Layout) -> None:
-        original = TensorProto()
-        original.CopyFrom(source.tensor)
-        self._file, self._tensor, self._layout = file, original, layout
+        self._file, self._tensor, self._layout = file, copy_of(source.tensor), layout
         self._packed: Packed24 | None = None
         self._left = 0
         external = file.is_external(source.tensor)
@@ -204,9 +202,7 @@ def _rewrite_scope(
         else:
             nodes.append(node)
     if changed:
-        kept = [NodeProto() for _ in range(len(nodes))]
-        for copy, node in zip(kept, nodes, strict=True):
-            copy.CopyFrom(node)
+        kept = [copy_of(node) for node in nodes]
         undo.added_nodes(scope, len(new_nodes))
         del holder.node[:]
         holder.node.extend([*new_nodes, *kept])
@@ -218,9 +214,7 @@ def _rewrite_scope(
             value = scope.values.get(tensor.name)
             items = added.get(id(value)) if value is not None and value.tensor is tensor else None
             if items is None:
-                copy = TensorProto()
-                copy.CopyFrom(tensor)
-                tensors.append(copy)
+                tensors.append(copy_of(tensor))
             else:
                 undo.replaced_tensor(scope, position, tensor)
                 tensors.extend(items)
@@ -232,12 +226,9 @@ def _rewrite_scope(
         for position, info in enumerate(holder.input):
             if info.name in initial:
                 undo.removed_input(position, info)
-        kept_inputs = [info for info in holder.input if info.name not in initial]
-        copies = [type(info)() for info in kept_inputs]
-        for copy, info in zip(copies, kept_inputs, strict=True):
-            copy.CopyFrom(info)
+        inputs = [copy_of(info) for info in holder.input if info.name not in initial]
         del holder.input[:]
-        holder.input.extend(copies)
+        holder.input.extend(inputs)
 
 
 def _was_initializer(scope: Scope, key: int) -> bool:

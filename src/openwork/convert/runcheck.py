@@ -159,8 +159,8 @@ def run_check(
     feeds += [random_inputs(sessions[0], shapes, generator) for _ in range(random)]
     if not feeds:
         raise ConfigError("run-check needs an input: give --input, or --random 1 or more")
-    names = [entry.name for entry in sessions[0].get_outputs()]
-    checks = {name: OutputCheck(name, [], True, True, 0.0) for name in names}
+    output_names: list[str] = [entry.name for entry in sessions[0].get_outputs()]
+    checks = {name: OutputCheck(name, [], True, True, 0.0) for name in output_names}
     for feed in feeds:
         results = []
         for session, path in zip(sessions, (dense, sparse), strict=True):
@@ -168,7 +168,7 @@ def run_check(
                 results.append(session.run(None, feed))
             except Exception as error:
                 raise ModelError(f"{path}: onnxruntime cannot run it: {_one_line(error)}") from error
-        for name, first, second in zip(names, *results, strict=True):
+        for name, first, second in zip(output_names, *results, strict=True):
             _compare(checks[name], first, second)
     times: list[list[float]] = [[], []]
     for _ in range(max(1, repeats)):

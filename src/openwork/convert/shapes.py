@@ -85,10 +85,10 @@ def cut_at(model: ModelProto, text: str) -> None:
         if part in made:
             wanted.append(part)
         elif colon and place.isdigit() and node_name in by_node:
-            outputs = by_node[node_name].output
-            if int(place) >= len(outputs):
-                raise ConfigError(f"--out_nodes {part!r}: node {node_name!r} has {len(outputs)} outputs")
-            wanted.append(outputs[int(place)])
+            made_here = by_node[node_name].output
+            if int(place) >= len(made_here):
+                raise ConfigError(f"--out_nodes {part!r}: node {node_name!r} has {len(made_here)} outputs")
+            wanted.append(made_here[int(place)])
         else:
             name = node_name if colon and place.isdigit() else part
             raise ConfigError(f"--out_nodes {part!r}: no such node or tensor; {nearest(name, {*by_node, *made})}")

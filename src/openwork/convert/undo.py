@@ -24,7 +24,7 @@ from openwork.onnx.scopes import Scope, read_scopes
 from openwork.onnx.weights import constant_tensor
 from openwork.sparsity.pack24 import Array, pack_nibbles, unpack24
 
-__all__ = ["KEY", "Undo", "is_compressed", "restore"]
+__all__ = ["KEY", "Undo", "copy_of", "is_compressed", "restore"]
 
 KEY = "openwork.weight_sparse_4_2"
 """The metadata entry."""
@@ -198,10 +198,10 @@ def _restore(file: ModelFile, data: dict[str, Any]) -> int:
             _restore_tensors(file, scope.holder, entry, weights)
     graph = model.graph
     constants = set(data["constants"])
-    kept = [_copy(tensor) for tensor in graph.initializer if tensor.name not in constants]
+    kept = [copy_of(tensor) for tensor in graph.initializer if tensor.name not in constants]
     del graph.initializer[:]
     graph.initializer.extend(kept)
-    inputs = [_copy(info) for info in graph.input]
+    inputs = [copy_of(info) for info in graph.input]
     for position, text in data["inputs"]:
         inputs.insert(position, ValueInfoProto.FromString(base64.b64decode(text)))
     del graph.input[:]
@@ -259,7 +259,7 @@ class _Weight:
 
     def tensor(self) -> TensorProto:
         """The original tensor; large data is made when the file is written."""
-        result = _copy(self._header)
+        result = copy_of(self._header)
         if self._storage in ("raw_data", "float_data", "double_data"):
             field = {"float_data": 4, "double_data": 10}.get(self._storage, 9)
             external = self._file.is_external(self._parts[0])
@@ -277,7 +277,8 @@ class _Weight:
         return pack_nibbles(dense) if self._header.data_type in _FOUR_BITS else dense
 
 
-def _copy(message: Any) -> Any:
+def copy_of(message: Any) -> Any:
+    """A copy of a protobuf message that belongs to no other message."""
     result = type(message)()
     result.CopyFrom(message)
     return result
@@ -294,7 +295,7 @@ def _restore_nodes(file: ModelFile, scope: Scope, entry: dict[str, Any], weights
     nodes: list[NodeProto] = []
     for position in range(total):
         if position not in stored:
-            nodes.append(_copy(next(current)))
+            nodes.append(copy_of(next(current)))
             continue
         text, weight, replaced = stored[position]
         node = NodeProto.FromString(base64.b64decode(text))
@@ -314,7 +315,7 @@ def _restore_nodes(file: ModelFile, scope: Scope, entry: dict[str, Any], weights
 def _restore_tensors(file: ModelFile, graph: GraphProto, entry: dict[str, Any], weights: list[_Weight]) -> None:
     # Parts of weights that were Constant nodes stand in the initializers, too: they go without a tensor in return.
     parts = {name for weight in weights for name in weight.names}
-    tensors = [_copy(tensor) for tensor in graph.initializer if tensor.name not in parts]
+    tensors = [copy_of(tensor) for tensor in graph.initializer if tensor.name not in parts]
     for position, number in entry["tensors"]:
         tensors.insert(position, weights[number].tensor())
     del graph.initializer[:]

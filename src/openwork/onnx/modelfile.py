@@ -33,7 +33,7 @@ _LIMIT = 2**31 - 2**20
 """Bytes above which a model must keep its data in a second file: protobuf reads at most 2 GiB."""
 _ALIGN_FROM, _ALIGN = 1 << 20, 4096
 
-_BITS = {
+_BITS: dict[int, int] = {
     TensorProto.FLOAT: 32,
     TensorProto.DOUBLE: 64,
     TensorProto.FLOAT16: 16,
@@ -418,7 +418,10 @@ def _open(part: Path, target: Path) -> Iterator[BinaryIO]:
 
 def _write(stream: BinaryIO, payload: Payload, advance: Callable[[int], None]) -> None:
     content = payload.content()
-    data = memoryview(content.reshape(-1).view(np.uint8) if isinstance(content, np.ndarray) else content)
+    flat: Any = content
+    if isinstance(content, np.ndarray):
+        flat = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
+    data = memoryview(flat)
     if data.nbytes != payload.length:
         raise ConversionError(f"internal: {data.nbytes} bytes where {payload.length} were announced")
     step = 1 << 24

@@ -224,7 +224,7 @@ def _assemble_tensor(
     found: Placed | None = None
     at = start
     while at < end:
-        number, wire, content, stop = _field(data, at, end)
+        number, _, content, stop = _field(data, at, end)
         if number == _EXTERNAL_DATA and bisect.bisect(marks, content) != bisect.bisect(marks, stop):
             # StringStringEntryProto{key "location", value mark}: the value is the last field.
             inner = content
