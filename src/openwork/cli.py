@@ -14,6 +14,7 @@ __all__ = ["main"]
 
 # Subcommand -> module that defines it as `command`; imported on use.
 _COMMANDS: dict[str, str] = {
+    "analyze": "openwork.torch.command",
     "convert": "openwork.convert.command",
     "decompress": "openwork.convert.command_decompress",
     "inspect": "openwork.convert.command_inspect",

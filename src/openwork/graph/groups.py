@@ -69,19 +69,28 @@ class PruneGroup:
         index: place in ``analysis.groups``.
         units: number of units.
         members: the axes of parameters that shrink with it.
-        block_of: int64 [units], the block of each unit; the same number of units must go from each block.
-            All zeros when there is no such constraint.
+        block_of: int64 [units], the block of each unit. All zeros when there is no constraint between units.
+        steps: int64 [blocks], units that must go from each block in one step; all ones where the blocks just
+            lose the same number. (Where a model's code equates the width of the residual stream with heads *
+            features, one step takes a head of every attention and as many channels of the stream.)
     """
 
     index: int
     units: int
     members: tuple[Member, ...]
     block_of: IntArray
+    steps: IntArray
 
     @property
     def blocks(self) -> int:
-        """Number of blocks from each of which the same number of units must be removed."""
-        return int(self.block_of.max(initial=0)) + 1
+        """Number of blocks that must lose units in step."""
+        return len(self.steps)
+
+    @property
+    def most_steps(self) -> int:
+        """How many steps can be taken with at least one unit left in every block."""
+        sizes = np.bincount(self.block_of, minlength=len(self.steps))
+        return int(((sizes - 1) // self.steps).min())
 
     @property
     def producers(self) -> tuple[Member, ...]:

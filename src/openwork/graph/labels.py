@@ -145,9 +145,7 @@ class LabelStore:
     def fresh(self, shape: Sequence[int], axes: Sequence[int] | None = None) -> tuple[Entry, ...]:
         """Entries for axes along which a tensor is uniform: any position may go, none is tied yet."""
         chosen = range(len(shape)) if axes is None else axes
-        return tuple(
-            Entry((axis,), self._new(shape[axis]), (axis,), fresh=True) for axis in chosen if shape[axis] > 1
-        )
+        return tuple(Entry((axis,), self._new(shape[axis]), (axis,), fresh=True) for axis in chosen if shape[axis] > 1)
 
     def unify(self, first: IntArray, second: IntArray) -> None:
         """Positions of equal place in both arrays are one channel."""

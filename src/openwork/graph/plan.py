@@ -35,6 +35,8 @@ class Cut:
         blocks: for the inner axis of a grouped convolution the number of groups; position b * (size / blocks)
             + i is then entry i of the axis in group b. Else 1.
         removed: int64, ascending.
+        span: first position of the group on this axis, and one beyond its last (a concatenation is read in
+            parts); the whole axis if not given.
     """
 
     parameter: str
@@ -43,6 +45,11 @@ class Cut:
     size: int
     blocks: int
     removed: IntArray
+    span: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        if self.span == (0, 0):
+            object.__setattr__(self, "span", (0, self.size))
 
     @property
     def kept(self) -> IntArray:
@@ -112,6 +119,7 @@ class Plan:
                             "role": cut.role.value,
                             "size": cut.size,
                             "blocks": cut.blocks,
+                            "span": list(cut.span),
                             "removed": format_ranges(cut.removed),
                         }
                         for cut in group.cuts
@@ -165,6 +173,7 @@ def _cut(content: Mapping[str, Any]) -> Cut:
         int(content["size"]),
         int(content["blocks"]),
         parse_ranges(str(content["removed"]), int(content["size"])),
+        (int(content["span"][0]), int(content["span"][1])),
     )
     check_cut(cut)
     return cut
@@ -190,5 +199,6 @@ def group_cut(group: PruneGroup, removed: IntArray) -> GroupCut:
     for member in group.members:
         positions = member.positions[dead[member.units]]
         if len(positions):
-            cuts.append(Cut(member.parameter, member.axis, member.role, member.size, member.blocks, positions))
+            span = int(member.positions[0]), int(member.positions[-1]) + 1
+            cuts.append(Cut(member.parameter, member.axis, member.role, member.size, member.blocks, positions, span))
     return GroupCut(group.index, group.units, group.units - int(dead.sum()), group.blocks, tuple(cuts))

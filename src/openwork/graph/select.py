@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from openwork.graph.groups import IntArray, PruneGroup
 
-__all__ = ["channels_per_unit", "lowest", "removable"]
+__all__ = ["balanced", "channels_per_unit", "lowest", "removable"]
 
 
 def channels_per_unit(group: PruneGroup) -> int:
@@ -18,30 +18,56 @@ def channels_per_unit(group: PruneGroup) -> int:
 
 
 def removable(group: PruneGroup, ratio: float, round_to: int = 1) -> int:
-    """How many units go from each block.
+    """How many steps to take: from each block ``steps[block]`` units go at a time.
 
     ``units - round(units * ratio)`` units stay (halves to even, as Python rounds), rounded up until their
-    channels are a multiple of `round_to`, then down to the same number in every block, but never none.
+    channels are a multiple of `round_to`, then down to the same number in every block, but never none. Where
+    blocks lose different numbers, steps are counted in the same way.
 
     Args:
         group: the group.
         ratio: share of the units to remove, in [0, 1).
         round_to: kept channels become a multiple of this where the group is large enough.
     """
-    units = group.units
-    kept = units - round(units * ratio)
-    step = round_to // math.gcd(round_to, channels_per_unit(group))
-    kept = min(units, -(-kept // step) * step)
-    smallest = int(np.bincount(group.block_of).min())
-    gone_per_block = (units - kept + group.blocks - 1) // group.blocks if units != kept else 0
-    return max(0, min(gone_per_block, smallest - 1))
+    if (group.steps == 1).all():
+        total, per_step, width = group.units, group.blocks, channels_per_unit(group)
+    else:
+        sizes = np.bincount(group.block_of, minlength=group.blocks)
+        total, per_step = int((sizes // group.steps).min()), 1
+        width = _channels_per_step(group)
+    kept = total - round(total * ratio)
+    multiple = round_to // math.gcd(round_to, width)
+    kept = min(total, -(-kept // multiple) * multiple)
+    return max(0, min(-(-(total - kept) // per_step), group.most_steps))
 
 
-def lowest(group: PruneGroup, scores: npt.NDArray[np.float64], per_block: int) -> IntArray:
-    """The `per_block` lowest-scored units of each block, ascending; ties go by lowest index."""
-    if per_block <= 0:
+def _channels_per_step(group: PruneGroup) -> int:
+    widths = []
+    for member in group.producers:
+        lost = sum(
+            float(step) * np.mean(np.bincount(member.units, minlength=group.units)[group.block_of == block])
+            for block, step in enumerate(group.steps)
+        )
+        if lost:
+            widths.append(round(lost))
+    return max(1, min(widths, default=1))
+
+
+def lowest(group: PruneGroup, scores: npt.NDArray[np.float64], steps: int) -> IntArray:
+    """The lowest-scored units of each block, ``steps * group.steps[block]`` of them, ascending.
+
+    Ties go by lowest index.
+    """
+    if steps <= 0:
         return np.zeros(0, dtype=np.int64)
     order = np.lexsort((np.arange(group.units), scores, group.block_of))
     begin = np.searchsorted(group.block_of[order], np.arange(group.blocks))
-    chosen = np.concatenate([order[start : start + per_block] for start in begin])
-    return np.sort(chosen).astype(np.int64)
+    chosen = [order[start : start + steps * step] for start, step in zip(begin, group.steps, strict=True)]
+    return np.sort(np.concatenate(chosen)).astype(np.int64)
+
+
+def balanced(group: PruneGroup, removed: IntArray) -> bool:
+    """Whether these units take a whole number of steps from every block and leave something in each."""
+    gone = np.bincount(group.block_of[removed], minlength=group.blocks)
+    steps = gone // group.steps
+    return bool((gone % group.steps == 0).all() and (steps == steps[0]).all() and steps[0] <= group.most_steps)

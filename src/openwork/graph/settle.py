@@ -7,7 +7,9 @@ Everything is array work; there is no loop over channels.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from scipy.sparse import coo_array
@@ -27,6 +29,7 @@ class Settled:
         component: int64 [labels], the unit of each label over the whole model; 0 is rigid.
         group_of: int64 [components], index of the prune group, -1 for frozen or parameterless components.
         unit_of: int64 [components], unit inside that group.
+        block_of: int64 [components], block inside that group.
         frozen_component: bool [components].
         groups: the prune groups.
         frozen: what cannot go, with reasons.
@@ -36,6 +39,7 @@ class Settled:
     component: IntArray
     group_of: IntArray
     unit_of: IntArray
+    block_of: IntArray
     frozen_component: np.ndarray
     groups: tuple[PruneGroup, ...]
     frozen: tuple[Frozen, ...]
@@ -87,12 +91,17 @@ class _Reasons:
 
 @dataclass(eq=False)
 class _Rows:
-    """A constraint after settling: components that sit in one row each, and their row."""
+    """A constraint after settling: all rows must lose the same number of positions.
+
+    Attributes:
+        components: units that sit in one row each.
+        rows: their rows.
+        weights: positions that one unit of each row takes, by row.
+    """
 
     components: IntArray
     rows: IntArray
-    count: int
-    location: str
+    weights: IntArray
 
 
 def _rows_of(array: IntArray, location: str, reasons: _Reasons) -> _Rows | bool | None:
@@ -105,7 +114,7 @@ def _rows_of(array: IntArray, location: str, reasons: _Reasons) -> _Rows | bool 
         array = array[..., 0]
     if array.ndim < 2:
         return None
-    matrix = array.reshape(-1, array.shape[-1])
+    matrix = np.unique(array.reshape(-1, array.shape[-1]), axis=0)
     if bool((matrix == matrix[:1]).all()):
         return None
     height, width = matrix.shape
@@ -129,11 +138,18 @@ def _rows_of(array: IntArray, location: str, reasons: _Reasons) -> _Rows | bool 
     full_rows = np.bincount(alone_rows, minlength=height)
     if (full_rows == 0).any():
         return reasons.add(alone, f"another part of equal length cannot shrink ({location})")
-    common = np.bincount(alone_counts).argmax()
-    odd = alone[alone_counts != common]
+    # Within a row all units must take the same number of positions; the rare ones are left alone.
+    pairs, pair_count = np.unique(alone_rows * (width + 1) + alone_counts, return_counts=True)
+    weights = np.zeros(height, dtype=np.int64)
+    best = np.zeros(height, dtype=np.int64)
+    for pair, number in zip(pairs.tolist(), pair_count.tolist(), strict=True):
+        row, weight = divmod(pair, width + 1)
+        if number > best[row]:
+            weights[row], best[row] = weight, number
+    odd = alone[alone_counts != weights[alone_rows]]
     if len(odd):
         return reasons.add(odd, f"would leave parts of unequal length ({location})")
-    return _Rows(alone, alone_rows, height, location)
+    return _Rows(alone, alone_rows, weights)
 
 
 def settle(store: LabelStore) -> Settled:
@@ -158,7 +174,7 @@ def settle(store: LabelStore) -> Settled:
     owned_component = component[_owned_labels(store)]
     consumed, produced = _roles(store)
     while True:
-        group_of, unit_of, group_count, block_of, bad = _group(
+        group_of, unit_of, group_count, block_of, steps, bad = _group(
             number, owned_component, owner, constraints, reasons, len(store.owned), produced
         )
         if not len(bad):
@@ -168,10 +184,10 @@ def settle(store: LabelStore) -> Settled:
             rows for array, location in arrays if isinstance(rows := _rows_of(array, location, reasons), _Rows)
         ]
     groups = _members(
-        store, owner, positions, owned_component, group_of, unit_of, group_count, block_of, consumed, produced
+        store, owner, positions, owned_component, group_of, unit_of, group_count, block_of, steps, consumed, produced
     )
     frozen = _frozen(store, owner, owned_component, reasons, group_of)
-    return Settled(component, group_of, unit_of, reasons.frozen, groups, frozen, consumed)
+    return Settled(component, group_of, unit_of, block_of, reasons.frozen, groups, frozen, consumed)
 
 
 def _owned_labels(store: LabelStore) -> IntArray:
@@ -198,9 +214,7 @@ def _roles(store: LabelStore) -> tuple[np.ndarray, np.ndarray]:
         unique = np.unique(labels)
         index = np.unique(np.searchsorted(starts, unique, side="right") - 1)
         index = index[(index >= 0)]
-        index = index[
-            np.array([bool(((unique >= starts[i]) & (unique < ends[i])).any()) for i in index], dtype=bool)
-        ]
+        index = index[np.array([bool(((unique >= starts[i]) & (unique < ends[i])).any()) for i in index], dtype=bool)]
         (consumed if role is Role.CONSUMES else produced)[by_start[index]] = True
     return consumed, produced
 
@@ -221,12 +235,12 @@ def _group(
     reasons: _Reasons,
     axes: int,
     produced: np.ndarray,
-) -> tuple[IntArray, IntArray, int, IntArray, IntArray]:
+) -> tuple[IntArray, IntArray, int, IntArray, list[IntArray], IntArray]:
     """Group components by footprint and ties.
 
     Returns:
-        group_of, unit_of [components], number of groups, block_of [components], and components to be frozen
-        because their constraints contradict (then the rest is void).
+        group_of, unit_of [components], number of groups, block_of [components], steps of each group's blocks,
+        and components to be frozen because their constraints contradict (then the rest is void).
     """
     live = ~reasons.frozen[owned_component]
     key, counts = np.unique(owned_component[live] * max(1, axes) + owner[live], return_counts=True)
@@ -272,17 +286,20 @@ def _group(
     pair_group = unique_pairs[0].astype(np.int64)
     offset = np.searchsorted(pair_group, np.arange(tied_count))
     block_of[inside] = pair_of - offset[group_of[inside]]
-    # The same number from every block keeps a constraint only if each row is made of equally many blocks.
-    for rows in constraints:
-        member = rows.components[group_of[rows.components] >= 0]
-        if len(member) < len(rows.components):
-            if len(member):
-                return group_of, block_of, 0, block_of, member
-            continue
-        combos = np.unique(rows.rows * (int(block_of.max(initial=0)) + 1) + block_of[rows.components])
-        per_row = np.bincount(combos // (int(block_of.max(initial=0)) + 1), minlength=rows.count)
-        if len(set(per_row.tolist())) > 1:
-            return group_of, block_of, 0, block_of, np.unique(rows.components)
+    void = group_of, block_of, 0, block_of, [block_of]
+    held = [rows for rows in constraints if (group_of[rows.components] >= 0).any()]
+    for rows in held:
+        inside_rows = rows.components[group_of[rows.components] >= 0]
+        if len(inside_rows) < len(rows.components):
+            return *void, inside_rows
+    # Block ids over all groups: rates are solved once for all of them.
+    block_count = np.bincount(group_of[inside], weights=None, minlength=tied_count) * 0
+    np.maximum.at(block_count, group_of[inside], block_of[inside] + 1)
+    block_start = np.concatenate([[0], np.cumsum(block_count)])
+    global_block = np.where(group_of >= 0, block_start[group_of] + block_of, -1)
+    rates, bad = _rates(held, global_block, int(block_start[-1]))
+    if len(bad):
+        return *void, bad
     # Number groups by their first appearance in the model, units by component (first appearance as well).
     order = np.full(tied_count, np.iinfo(np.int64).max)
     np.minimum.at(order, group_of[inside], inside)
@@ -296,7 +313,57 @@ def _group(
     sorted_groups = group_of[by_group]
     begin = np.searchsorted(sorted_groups, np.arange(int(used.sum())))
     unit_of[by_group] = np.arange(len(by_group)) - begin[sorted_groups]
-    return group_of, unit_of, int(used.sum()), block_of, np.zeros(0, dtype=np.int64)
+    steps = [rates[block_start[old] : block_start[old + 1]] for old in ranked[used]]
+    return group_of, unit_of, int(used.sum()), block_of, steps, np.zeros(0, dtype=np.int64)
+
+
+def _rates(constraints: list[_Rows], block_of: IntArray, count: int) -> tuple[IntArray, IntArray]:
+    """Units that each block loses in one step, so that in every constraint all rows lose the same.
+
+    A row of n blocks, whose units take w positions each, loses n * w * rate positions.
+
+    Returns:
+        rates [blocks], integers as small as possible, and components whose constraints contradict.
+    """
+    rate: dict[int, Fraction] = {}
+    parts = []
+    for rows in constraints:
+        blocks = block_of[rows.components]
+        pairs = np.unique(rows.rows * count + blocks)
+        row_of, block = pairs // count, pairs % count
+        size = np.bincount(row_of, minlength=len(rows.weights)) * rows.weights
+        if len(np.unique(block)) < len(block):
+            return np.ones(count, dtype=np.int64), np.unique(rows.components)
+        parts.append((block, size[row_of], rows))
+    pending = list(parts)
+    linked: list[set[int]] = []
+    while pending:
+        # Constraints that touch a block with a known rate first.
+        place = next((i for i, (block, _, _) in enumerate(pending) if any(int(b) in rate for b in block)), 0)
+        block, size, rows = pending.pop(place)
+        known = next((i for i, b in enumerate(block) if int(b) in rate), None)
+        total = Fraction(1) if known is None else rate[int(block[known])] * int(size[known])
+        for b, loss in zip(block.tolist(), size.tolist(), strict=True):
+            if rate.setdefault(b, total / loss) != total / loss:
+                return np.ones(count, dtype=np.int64), np.unique(rows.components)
+        linked.append({int(b) for b in block})
+    rates = np.ones(count, dtype=np.int64)
+    for members in _connected(linked):
+        scale = math.lcm(*(rate[b].denominator for b in members))
+        whole = [int(rate[b] * scale) for b in members]
+        divisor = math.gcd(*whole)
+        for b, value in zip(members, whole, strict=True):
+            rates[b] = value // divisor
+    return rates, np.zeros(0, dtype=np.int64)
+
+
+def _connected(sets: list[set[int]]) -> list[list[int]]:
+    merged: list[set[int]] = []
+    for members in sets:
+        touching = [other for other in merged if other & members]
+        merged = [other for other in merged if not other & members]
+        merged.append(members.union(*touching))
+    return [sorted(members) for members in merged]
 
 
 def _members(
@@ -308,6 +375,7 @@ def _members(
     unit_of: IntArray,
     group_count: int,
     block_of: IntArray,
+    steps: list[IntArray],
     consumed: np.ndarray,
     produced: np.ndarray,
 ) -> tuple[PruneGroup, ...]:
@@ -338,8 +406,7 @@ def _members(
     groups = []
     for index in range(group_count):
         blocks = block_of[by_unit[bounds[index] : bounds[index + 1]]]
-        _, blocks = np.unique(blocks, return_inverse=True)
-        groups.append(PruneGroup(index, len(blocks), tuple(members[index]), blocks.ravel().astype(np.int64)))
+        groups.append(PruneGroup(index, len(blocks), tuple(members[index]), blocks, steps[index]))
     return tuple(groups)
 
 

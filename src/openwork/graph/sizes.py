@@ -42,7 +42,7 @@ def axis_size(entry: Entry, axis: int, settled: Settled) -> AxisSize:
     place = entry.axes.index(axis)
     components = np.moveaxis(settled.component[entry.labels], place, 0)
     size = components.shape[0]
-    matrix = components.reshape(size, -1)
+    matrix = components.reshape(size, max(1, components.size // max(1, size)))
     rows = 1
     if matrix.shape[1] > 1 and not bool((matrix == matrix[:, :1]).all()):
         if axis != entry.order[-1]:
@@ -50,12 +50,19 @@ def axis_size(entry: Entry, axis: int, settled: Settled) -> AxisSize:
         rows = matrix.shape[1]
     else:
         matrix = matrix[:, :1]
-    groups = settled.group_of[matrix.ravel()]
-    counts = np.bincount(groups[groups >= 0], minlength=len(settled.groups))
-    terms = tuple(
-        (int(group), float(counts[group]) / rows / settled.groups[group].units) for group in np.flatnonzero(counts)
-    )
-    return AxisSize(size - float(counts.sum()) / rows, terms)
+    flat = matrix.ravel()
+    flat = flat[settled.group_of[flat] >= 0]
+    group_of, block_of = settled.group_of[flat], settled.block_of[flat]
+    fixed, terms = float(size), []
+    for index in np.unique(group_of).tolist():
+        group = settled.groups[index]
+        positions = np.bincount(block_of[group_of == index], minlength=group.blocks)
+        sizes = np.bincount(group.block_of, minlength=group.blocks)
+        # Positions lost with each unit lost, as the blocks lose units in fixed proportion.
+        slope = float((positions / sizes * group.steps).sum() / group.steps.sum()) / rows
+        fixed -= slope * group.units
+        terms.append((index, slope))
+    return AxisSize(fixed, tuple(terms))
 
 
 def axis_sizes(tensor: LabelMap, settled: Settled) -> list[AxisSize]:

@@ -1,10 +1,26 @@
 """Structured sparsity for PyTorch models.
 
-Native interface: `analyze`, `prune`, `verify`, `PrunePlan`.
+Native interface: `analyze`, `prune`, `verify`, `PrunePlan`. AMCT's interface: ``import openwork.torch as amct``.
 """
 
 from openwork.torch.analysis import Analysis, analyze
 from openwork.torch.prune import PrunePlan, prune
+from openwork.torch.retrain import (
+    create_prune_retrain_model,
+    restore_prune_retrain_model,
+    save_prune_retrain_model,
+    set_logging_level,
+)
 from openwork.torch.verify import verify
 
-__all__ = ["Analysis", "PrunePlan", "analyze", "prune", "verify"]
+__all__ = [
+    "Analysis",
+    "PrunePlan",
+    "analyze",
+    "create_prune_retrain_model",
+    "prune",
+    "restore_prune_retrain_model",
+    "save_prune_retrain_model",
+    "set_logging_level",
+    "verify",
+]

@@ -14,6 +14,7 @@ from torch import nn
 from openwork.errors import ModelError
 from openwork.graph.groups import CostTerm, Frozen, IntArray, PruneGroup
 from openwork.graph.plan import GroupCut, Repair, group_cut
+from openwork.graph.select import lowest
 from openwork.graph.settle import Settled, settle
 from openwork.torch.costs import cost_terms
 from openwork.torch.layers import certain_repairs
@@ -73,17 +74,15 @@ class Analysis:
         return None
 
     def check(self) -> None:
-        """Cut half of everything on shapes and freeze what the model's code does not allow."""
+        """Cut part of everything on shapes and freeze what the model's code does not allow.
+
+        Groups lose different shares, so that lengths which the code equates by chance do not stay equal.
+        """
         while not self._checked:
-            removed = {
-                group.index: np.concatenate(
-                    [
-                        np.flatnonzero(group.block_of == block)[: int((group.block_of == block).sum()) // 2]
-                        for block in range(group.blocks)
-                    ]
-                )
-                for group in self.groups
-            }
+            removed = {}
+            for group in self.groups:
+                steps = max(1, round(group.most_steps * (0.35 + 0.06 * (group.index % 5)))) if group.most_steps else 0
+                removed[group.index] = lowest(group, np.zeros(group.units), steps)
             self._checked = self.plan(removed) is not None
 
     def plan(self, removed: Mapping[int, IntArray]) -> tuple[tuple[GroupCut, ...], tuple[Repair, ...]] | None:
@@ -111,21 +110,24 @@ class Analysis:
             try:
                 repairs += repair(twin, self.inputs.to(shape_only), self.trace, dead)
             except Unrepairable as failure:
-                self._freeze(failure.places)
+                self._learn(failure)
                 return None
         return cuts, tuple(_merged(repairs))
 
-    def _freeze(self, places: list[tuple[IntArray, str]]) -> None:
+    def _learn(self, failure: Unrepairable) -> None:
+        """Tie or freeze what the model's code does not allow, and settle again."""
         store = self.trace.store
-        before = int(self.settled.frozen_component.sum())
+        before = int(self.settled.frozen_component.sum()), len(store.rectangles)
         store.location = ""
-        for labels, why in places:
+        for labels, why in failure.frozen:
             store.freeze(labels, why)
+        for labels, why in failure.ties:
+            store.location = why
+            store.rectangular(labels)
         self.settled = settle(store)
-        if int(self.settled.frozen_component.sum()) == before:
-            raise ModelError(
-                f"the pruned model would not run, and no channel can be named as the cause: {places[0][1]}"
-            )
+        if (int(self.settled.frozen_component.sum()), len(store.rectangles)) == before:
+            reason = failure.frozen[0][1] if failure.frozen else failure.ties[0][1]
+            raise ModelError(f"the pruned model would not run, and no channel can be named as the cause: {reason}")
 
     def __str__(self) -> str:
         from rich.console import Console

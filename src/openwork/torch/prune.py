@@ -15,7 +15,7 @@ from openwork import importance as criteria
 from openwork.errors import ConfigError, NothingToPruneError, nearest
 from openwork.graph.groups import IntArray, PruneGroup
 from openwork.graph.plan import Plan
-from openwork.graph.select import lowest, removable
+from openwork.graph.select import balanced, lowest, removable
 from openwork.torch.analysis import Analysis, _analyze
 from openwork.torch.structure import unwrap
 from openwork.torch.surgery import apply_plan
@@ -48,9 +48,7 @@ class PrunePlan(Plan):
 
 def weights_of(model: nn.Module) -> Callable[[str], np.ndarray]:
     """Parameters and buffers of a model as float64-convertible arrays, by qualified name, cached."""
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(
-        model.named_buffers(remove_duplicate=False)
-    )
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     cache: dict[str, np.ndarray] = {}
 
     def weights(name: str) -> np.ndarray:
@@ -128,9 +126,7 @@ def prune(
 
 def _skipped(group: PruneGroup, skip: Collection[str]) -> bool:
     return any(
-        member.module == path or member.module.startswith(path + ".")
-        for member in group.producers
-        for path in skip
+        member.module == path or member.module.startswith(path + ".") for member in group.producers for path in skip
     )
 
 
@@ -150,13 +146,11 @@ def _explicit(analysis: Analysis, groups: Mapping[int, IntArray]) -> dict[int, I
         array = np.unique(np.asarray(units, dtype=np.int64))
         if len(array) and (array[0] < 0 or array[-1] >= group.units):
             raise ConfigError(f"groups[{index}]: unit {array[-1]} is not in 0..{group.units - 1}")
-        per_block = np.bincount(group.block_of[array], minlength=group.blocks)
-        if len(set(per_block.tolist())) > 1:
+        if len(array) and not balanced(group, array):
             raise ConfigError(
-                f"groups[{index}]: the same number of units must go from each of {group.blocks} blocks"
+                f"groups[{index}]: {len(array)} units; from its {group.blocks} blocks go {group.steps.tolist()} units "
+                f"at a time, at most {group.most_steps} times"
             )
-        if len(array) and (np.bincount(group.block_of) - per_block).min() < 1:
-            raise ConfigError(f"groups[{index}]: at least one unit of each block must stay")
         chosen[index] = array
     return chosen
 
@@ -164,8 +158,6 @@ def _explicit(analysis: Analysis, groups: Mapping[int, IntArray]) -> dict[int, I
 def _nothing(analysis: Analysis, skip: Collection[str]) -> str:
     name = type(analysis.model).__name__
     if analysis.groups:
-        return (
-            f"nothing to prune in {name}: {len(analysis.groups)} groups, all skipped or too small for this ratio"
-        )
+        return f"nothing to prune in {name}: {len(analysis.groups)} groups, all skipped or too small for this ratio"
     reasons = "; ".join(frozen.reason for frozen in analysis.frozen[:3])
     return f"nothing to prune in {name}: no channel may be removed ({reasons or 'it has no weights'})"

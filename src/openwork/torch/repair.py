@@ -19,22 +19,24 @@ from openwork.graph.plan import Repair
 from openwork.torch.replay import Mismatch, Pair, replay
 from openwork.torch.structure import Inputs
 from openwork.torch.surgery import like
+from openwork.torch.ties import find_tie
 from openwork.torch.trace import Trace
 
 __all__ = ["Unrepairable", "repair"]
 
 # Attributes of layers that are lengths of something else than channels.
-_NEVER = {"kernel_size", "stride", "padding", "dilation", "output_padding", "training", "dump_patches", "num_embeddings",
+_NEVER = {"kernel_size", "stride", "padding", "dilation", "output_padding", "training", "num_embeddings",
           "_reversed_padding_repeated_twice", "output_size", "scale_factor", "padding_idx"}  # fmt: skip
 _PASSES = 40
 
 
 class Unrepairable(Exception):
-    """Labels must be frozen: (labels, reason) for each place that no attribute mends."""
+    """What no attribute mends: labels to be frozen, and rows of labels that must lose the same number."""
 
-    def __init__(self, places: list[tuple[IntArray, str]]) -> None:
-        super().__init__(places)
-        self.places = places
+    def __init__(self, frozen: list[tuple[IntArray, str]], ties: list[tuple[IntArray, str]]) -> None:
+        super().__init__(frozen, ties)
+        self.frozen = frozen
+        self.ties = ties
 
 
 @dataclass(frozen=True)
@@ -149,13 +151,13 @@ def repair(model: nn.Module, inputs: Inputs, trace: Trace, dead: np.ndarray) -> 
         if not mismatches:
             break
         if not _advance(search, model, mismatches, hopeless):
-            raise Unrepairable([_freeze(trace, mismatch, dead) for mismatch in mismatches])
+            raise _verdict(trace, mismatches, dead)
         search.apply()
     else:
-        raise Unrepairable([_freeze(trace, mismatch, dead) for mismatch in mismatches])
+        raise _verdict(trace, mismatches, dead)
     left = replay(model, inputs, trace, dead, guided=False)
     if left:
-        raise Unrepairable([_freeze(trace, left[0], dead)])
+        raise _verdict(trace, left[:1], dead)
     return search.repairs()
 
 
@@ -196,6 +198,23 @@ def _advance(
     return moved
 
 
+def _verdict(trace: Trace, mismatches: list[Mismatch], dead: np.ndarray) -> Unrepairable:
+    """Tie where one length is computed from another, else freeze; the first contradiction in each module only."""
+    frozen, ties = [], []
+    judged: set[str] = set()
+    for mismatch in mismatches:
+        module = mismatch.stack[-1] if mismatch.stack else ""
+        if module in judged:
+            continue
+        judged.add(module)
+        tie = find_tie(trace, mismatch, dead)
+        if tie is not None:
+            ties.append(tie)
+        else:
+            frozen.append(_freeze(trace, mismatch, dead))
+    return Unrepairable(frozen, ties)
+
+
 def _freeze(trace: Trace, mismatch: Mismatch, dead: np.ndarray) -> tuple[IntArray, str]:
     record = trace.records[mismatch.index]
     labels: list[IntArray] = []
@@ -213,10 +232,7 @@ def _freeze(trace: Trace, mismatch: Mismatch, dead: np.ndarray) -> tuple[IntArra
         seen.add(index)
         earlier = trace.records[index]
         found = [
-            entry.labels.ravel()
-            for tensor in earlier.inputs
-            for entry in tensor.entries
-            if dead[entry.labels].any()
+            entry.labels.ravel() for tensor in earlier.inputs for entry in tensor.entries if dead[entry.labels].any()
         ]
         if found:
             labels = found

@@ -6,6 +6,7 @@ states or computes a length that no longer holds.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,17 +33,24 @@ _LOOSE = {
     "aten.lift_fresh.default",
     "aten.lift_fresh_copy.default",
     "aten.scalar_tensor.default",
+    "aten.as_strided_.default",
 }
+# One operator under several names: which is used depends on memory layout.
+_SAME = {"aten._unsafe_view.default": "aten.view.default", "aten._reshape_alias.default": "aten.view.default"}
 _VALUES = {"aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default"}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One length: in the original run, as predicted, and as the cut model's code gave it."""
+    """One length: in the original run, as predicted, and as the cut model's code gave it.
+
+    `index` is its place among the operator's size arguments, -1 if it is none of them.
+    """
 
     was: int
     expected: int
     given: int
+    index: int = -1
 
     @property
     def stale(self) -> bool:
@@ -59,12 +67,14 @@ class Mismatch:
         stack: modules being executed, outermost first.
         pairs: the lengths that differ.
         what: words for the reason.
+        given: all size arguments as the cut model's code gave them.
     """
 
     index: int
     stack: tuple[str, ...]
     pairs: tuple[Pair, ...]
     what: str
+    given: tuple[int, ...] = ()
 
     @property
     def stale(self) -> tuple[Pair, ...]:
@@ -90,7 +100,8 @@ class _Replay(Watcher):
     def _align(self, call: Call) -> int | None:
         records = self.trace.records
         for place in range(self.position, len(records)):
-            if records[place].name == call.name:
+            name = records[place].name
+            if _SAME.get(name, name) == _SAME.get(call.name, call.name):
                 return place
             if records[place].name not in _LOOSE:
                 break
@@ -151,20 +162,21 @@ class _Replay(Watcher):
             if given != expected:
                 was = record.sizes or []
                 if len(given) == len(expected) == len(was):
-                    pairs = tuple(Pair(w, e, g) for w, e, g in zip(was, expected, given, strict=True) if e != g)
+                    triples = enumerate(zip(was, expected, given, strict=True))
+                    pairs = tuple(Pair(w, e, g, i) for i, (w, e, g) in triples if e != g)
                 else:
                     pairs = ()
-                self._add(place, pairs, "a size")
+                self._add(place, pairs, "a size", tuple(given))
         for name, value in call.numbers.items():
             old = record.call_numbers.get(name)
             floating = isinstance(value, float) or isinstance(old, float)
             if (floating or not sized) and value != old and name not in ("storage_offset",):
                 self._add(place, (), f"the number {old!r}, computed from a channel count,")
 
-    def _add(self, place: int, pairs: tuple[Pair, ...], what: str) -> None:
+    def _add(self, place: int, pairs: tuple[Pair, ...], what: str, given: tuple[int, ...] = ()) -> None:
         record = self.trace.records[place]
         stack = tuple(self.modules.paths) if self.modules else record.stack
-        self.mismatches.append(Mismatch(place, stack, pairs, what))
+        self.mismatches.append(Mismatch(place, stack, pairs, what, given))
 
 
 def _pairs(record: Record, expected: list[tuple[int, ...]], given: list[tuple[int, ...]]) -> tuple[Pair, ...]:
@@ -189,6 +201,7 @@ def replay(twin: nn.Module, inputs: Inputs, trace: Trace, dead: np.ndarray, guid
     watcher = _Replay(trace, dead, guided and trace.mode == "meta")
     modules = ModuleStack(twin, watcher)
     watcher.modules = modules
+    state = _attributes(twin)
     try:
         with watcher:
             twin(*inputs.args, **inputs.kwargs)
@@ -201,13 +214,36 @@ def replay(twin: nn.Module, inputs: Inputs, trace: Trace, dead: np.ndarray, guid
         stack = modules.deepest
         text = " ".join(str(error).split())[:160]
         watcher.mismatches.append(
-            Mismatch(
-                max(watcher.last, 0), stack, _sizes_seen(watcher), f"a check ({type(error).__name__}: {text})"
-            )
+            Mismatch(max(watcher.last, 0), stack, _sizes_seen(watcher), f"a check ({type(error).__name__}: {text})")
         )
     finally:
         modules.remove()
+        _restore(state)
     return watcher.mismatches
+
+
+def _attributes(model: nn.Module) -> list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]:
+    """Attributes of all modules: some models keep results in caches, which must not reach the next pass."""
+    state = []
+    for module in model.modules():
+        values = dict(vars(module))
+        containers = {name: copy.copy(value) for name, value in values.items() if isinstance(value, (dict, list))}
+        state.append((module, values, containers))
+    return state
+
+
+def _restore(state: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]) -> None:
+    for module, values, containers in state:
+        own = vars(module)
+        own.clear()
+        own.update(values)
+        for name, saved in containers.items():
+            value = own[name]
+            if isinstance(value, dict):
+                value.clear()
+                value.update(saved)
+            else:
+                value[:] = saved
 
 
 def _sizes_seen(watcher: _Replay) -> tuple[Pair, ...]:

@@ -59,9 +59,7 @@ def _channels_last(tensor: torch.Tensor) -> bool:
 
 
 def _check(model: nn.Module, cuts: dict[str, list[Cut]]) -> None:
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(
-        model.named_buffers(remove_duplicate=False)
-    )
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     for name, parts in cuts.items():
         if name not in tensors:
             raise RecordError(

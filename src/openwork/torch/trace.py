@@ -104,9 +104,7 @@ class ModuleStack:
         for name, module in model.named_modules():
             opaque = isinstance(module, (nn.RNNBase, nn.RNNCellBase))
             self._handles.append(
-                module.register_forward_pre_hook(
-                    self._enter(name, opaque, watcher), prepend=True, with_kwargs=True
-                )
+                module.register_forward_pre_hook(self._enter(name, opaque, watcher), prepend=True, with_kwargs=True)
             )
             self._handles.append(module.register_forward_hook(self._leave(opaque, watcher), with_kwargs=True))
 
@@ -254,9 +252,7 @@ class Tracer(Watcher):
         for tensor, labelled in zip(tensors, maps, strict=True):
             assert labelled is not None
             if tuple(tensor.shape) != labelled.shape:
-                raise AssertionError(
-                    f"{where}: labels of shape {labelled.shape} for a result of {tuple(tensor.shape)}"
-                )
+                raise AssertionError(f"{where}: labels of shape {labelled.shape} for a result of {tuple(tensor.shape)}")
             self._remember(tensor, labelled, index)
         return result
 
@@ -287,9 +283,7 @@ def _run(model: nn.Module, inputs: Inputs, tracer: Watcher, modules: ModuleStack
         if path:
             with contextlib.suppress(AttributeError):
                 kind = f" ({type(model.get_submodule(path)).__name__})"
-        raise ModelError(
-            f"the forward of {path or type(model).__name__}{kind} fails: {one_line(error)}"
-        ) from error
+        raise ModelError(f"the forward of {path or type(model).__name__}{kind} fails: {one_line(error)}") from error
 
 
 def trace(model: nn.Module, inputs: Inputs, modes: tuple[str, ...] = ("meta", "fake", "real")) -> Trace:
@@ -330,9 +324,7 @@ def _trace_once(model: nn.Module, inputs: Inputs, mode: str) -> Trace:
         output = _run(twin, given, tracer, modules)
         results = list(tensors_in(output))
         if not results:
-            raise ModelError(
-                f"the forward of {type(model).__name__} returns no tensor, but a {type(output).__name__}"
-            )
+            raise ModelError(f"the forward of {type(model).__name__} returns no tensor, but a {type(output).__name__}")
         tracer.store.location = "model output"
         for tensor in results:
             tracer.store.freeze_map(tracer.map_of(tensor), "the caller sees these channels")

@@ -65,9 +65,7 @@ def stack(store: LabelStore, tensors: Sequence[LabelMap], axis: int) -> LabelMap
     if len(tensors) == 1:
         return LabelMap(shape, tuple(entry.moved(places) for entry in first.entries), weight)
     entries: list[Entry] = []
-    if all(
-        [entry.axes for entry in tensor.entries] == [entry.axes for entry in first.entries] for tensor in tensors
-    ):
+    if all([entry.axes for entry in tensor.entries] == [entry.axes for entry in first.entries] for tensor in tensors):
         for parts in zip(*(tensor.entries for tensor in tensors), strict=True):
             moved = [part.moved(places) for part in parts]
             if all(np.array_equal(moved[0].labels, other.labels) for other in moved[1:]):

@@ -41,9 +41,7 @@ def contract(
         )
     for name in summed:
         first, second = _consume(store, first, a_index.index(name), second, b_index.index(name))
-    alone = [
-        _drop_alone(store, tensor, names, out_index) for tensor, names in ((first, a_index), (second, b_index))
-    ]
+    alone = [_drop_alone(store, tensor, names, out_index) for tensor, names in ((first, a_index), (second, b_index))]
     operands = []
     for tensor, names in zip(alone, (a_index, b_index), strict=True):
         places = {axis: out_index.index(name) for axis, name in enumerate(names) if name in out_index}

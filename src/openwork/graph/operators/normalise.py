@@ -20,9 +20,7 @@ def batch_norm(store: LabelStore, x: LabelMap, vectors: Sequence[LabelMap | None
     return x
 
 
-def layer_norm(
-    store: LabelStore, x: LabelMap, axes: Sequence[int], vectors: Sequence[LabelMap | None]
-) -> LabelMap:
+def layer_norm(store: LabelStore, x: LabelMap, axes: Sequence[int], vectors: Sequence[LabelMap | None]) -> LabelMap:
     """Layer or RMS norm over the last axes; parameters have the shape of those axes."""
     x = mixed_along(store, x, axes)
     return pointwise(store, [x, *(vector for vector in vectors if vector is not None)], x.shape)

@@ -14,9 +14,7 @@ __all__ = ["expand", "flip", "permute", "repeat", "repeat_interleave", "squeeze_
 def permute(x: LabelMap, axes: Sequence[int]) -> LabelMap:
     """Axis i of the result is axis ``axes[i]`` of `x`."""
     places = {axis: place for place, axis in enumerate(axes)}
-    return LabelMap(
-        tuple(x.shape[axis] for axis in axes), tuple(entry.moved(places) for entry in x.entries), x.weight
-    )
+    return LabelMap(tuple(x.shape[axis] for axis in axes), tuple(entry.moved(places) for entry in x.entries), x.weight)
 
 
 def squeeze_to(x: LabelMap, axes: Sequence[int | None], shape: Sequence[int]) -> LabelMap:

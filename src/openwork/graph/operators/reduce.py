@@ -37,9 +37,7 @@ def reduce(store: LabelStore, x: LabelMap, axes: Sequence[int], keepdim: bool) -
         return LabelMap(shape, tuple(entries), x.weight)
     left = [axis for axis in range(len(x.shape)) if axis not in axes]
     places = {axis: place for place, axis in enumerate(left)}
-    return LabelMap(
-        tuple(x.shape[axis] for axis in left), tuple(entry.moved(places) for entry in entries), x.weight
-    )
+    return LabelMap(tuple(x.shape[axis] for axis in left), tuple(entry.moved(places) for entry in entries), x.weight)
 
 
 def window(store: LabelStore, x: LabelMap, axes: Sequence[int], shape: Sequence[int], why: str) -> LabelMap:

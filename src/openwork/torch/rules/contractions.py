@@ -130,16 +130,12 @@ def _attention(ctx: Context) -> Result:
         value = op.repeat_interleave(store, value, rank - 3, times)
     batch = [f"b{i}" for i in range(rank - 2)]
     score_shape = (*query.shape[:-1], key.shape[-2])
-    scores = op.contract(
-        store, query, key, ([*batch, "q", "d"], [*batch, "k", "d"], [*batch, "q", "k"]), score_shape
-    )
+    scores = op.contract(store, query, key, ([*batch, "q", "d"], [*batch, "k", "d"], [*batch, "q", "k"]), score_shape)
     mask = ctx.optional("attn_mask") or ctx.optional("attn_bias")
     if mask is not None:
         scores = op.pointwise(store, [scores, mask], score_shape)
     scores = op.mixed_along(store, scores, [rank - 1])
-    out = op.contract(
-        store, scores, value, ([*batch, "q", "k"], [*batch, "k", "v"], [*batch, "q", "v"]), ctx.shape
-    )
+    out = op.contract(store, scores, value, ([*batch, "q", "k"], [*batch, "k", "v"], [*batch, "q", "v"]), ctx.shape)
     axes = tuple((scores, axis) for axis in range(rank))
     # Two products of the same size when query and value are equally wide.
     ctx.cost = Cost((*axes, (out, rank - 1)), 0.5)

@@ -212,9 +212,7 @@ def _index(ctx: Context) -> Result:
 @rule("aten.tril", "aten.triu", "aten.diagonal", "aten.diag_embed", "aten.as_strided", "aten.rot90")
 def _positional(ctx: Context) -> Result:
     x = ctx.map("self")
-    return op.pin_axes(ctx.store, x, range(len(x.shape)), "positions matter to this operator").with_shape(
-        ctx.shape
-    )
+    return op.pin_axes(ctx.store, x, range(len(x.shape)), "positions matter to this operator").with_shape(ctx.shape)
 
 
 def _creation_size(call: Call, shapes: list[Shape]) -> list[int]:

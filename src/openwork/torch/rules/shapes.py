@@ -220,10 +220,11 @@ def _slice_sizes(call: Call, shapes: list[Shape]) -> list[int]:
 
 def _slice_expected(record: Any, inputs: list[Shape], outputs: list[Shape], dead: np.ndarray) -> list[int]:
     axis = record.call_numbers.get("dim", 0) % len(inputs[0])
-    start = int(record.call_numbers.get("start") or 0)
-    start = start + record.inputs[0].shape[axis] if start < 0 else start
     entry = record.inputs[0].entry(axis)
-    if entry is not None:
+    if entry is None:
+        return list(record.sizes)
+    start = int(record.sizes[0])
+    if start:
         alive = np.moveaxis(~dead[entry.labels], entry.axes.index(axis), 0)[:start]
         start = int(alive.reshape(len(alive), -1).sum(axis=0).max(initial=0))
     return [start, start + outputs[0][axis]]

@@ -1,0 +1,15 @@
+"""AMCT's flow: create, retrain, restore, save."""
+
+from openwork.torch.retrain.flow import (
+    create_prune_retrain_model,
+    restore_prune_retrain_model,
+    save_prune_retrain_model,
+)
+from openwork.torch.retrain.logs import set_logging_level
+
+__all__ = [
+    "create_prune_retrain_model",
+    "restore_prune_retrain_model",
+    "save_prune_retrain_model",
+    "set_logging_level",
+]

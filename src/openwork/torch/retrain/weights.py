@@ -1,0 +1,104 @@
+"""Loading checkpoints: strictly, on the CPU, without executing anything."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from openwork.errors import FileError, WeightsError, nearest
+
+__all__ = ["load_state", "read_checkpoint"]
+
+_PREFIX = "module."
+
+
+def read_checkpoint(path: str | os.PathLike[str], name: str | None = None) -> dict[str, torch.Tensor]:
+    """The state dict in a checkpoint file.
+
+    Args:
+        path: a file written by ``torch.save``.
+        name: key of the state dict inside the checkpoint; None if the checkpoint is the state dict.
+
+    Returns:
+        Tensors by name, on the CPU, without a ``module.`` prefix that all keys share.
+
+    Raises:
+        FileError: missing, a folder, unreadable.
+        WeightsError: not a checkpoint, holds pickled code (which is not executed), or has no such key.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise FileError(f"weights file {target} is a folder; a file is needed")
+    if not target.exists():
+        raise FileError(f"weights file {target} does not exist")
+    try:
+        content = torch.load(target, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = (
+            "it holds pickled code, which is not executed"
+            if "weights_only" in str(error).lower() or ("Unsupported" in str(error))
+            else "it is damaged"
+        )
+        raise WeightsError(
+            f"weights file {target} cannot be read: {reason}; save the model's state_dict() with torch.save"
+        ) from error
+    except (RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError) as error:
+        text = " ".join(str(error).split())[:200]
+        raise WeightsError(f"weights file {target} is no checkpoint of torch.save: {text}") from error
+    if name is not None:
+        if not isinstance(content, Mapping) or name not in content:
+            keys = [str(key) for key in content] if isinstance(content, Mapping) else []
+            hint = nearest(name, keys) if keys else "it holds no names"
+            raise WeightsError(f"weights file {target} has no key {name!r} (state_dict_name); {hint}")
+        content = content[name]
+    if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
+        raise WeightsError(f"weights file {target} holds a {type(content).__name__}; a state dict is needed")
+    state = dict(content)
+    wrong = [
+        key for key, value in state.items() if not isinstance(value, torch.Tensor) and not key.endswith("_extra_state")
+    ]
+    if wrong:
+        inner = [key for key, value in state.items() if isinstance(value, Mapping)]
+        hint = f"; give state_dict_name, one of {', '.join(map(repr, inner[:4]))}" if inner else ""
+        raise WeightsError(
+            f"weights file {target}: {wrong[0]!r} is a {type(state[wrong[0]]).__name__}, no tensor{hint}"
+        )
+    if state and all(key.startswith(_PREFIX) for key in state):
+        state = {key[len(_PREFIX) :]: value for key, value in state.items()}
+    return state
+
+
+def load_state(model: nn.Module, state: Mapping[str, Any], source: str) -> None:
+    """Load a state dict strictly; on any error the model keeps its weights.
+
+    Raises:
+        WeightsError: keys are missing or unexpected, or a shape differs; names the first of them.
+    """
+    own = model.state_dict()
+    missing = [key for key in own if key not in state]
+    extra = [key for key in state if key not in own]
+    if missing or extra:
+        parts = []
+        if missing:
+            parts.append(f"misses {missing[0]!r}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""))
+        if extra:
+            parts.append(
+                f"has {extra[0]!r}"
+                + (f" and {len(extra) - 1} more" if len(extra) > 1 else "")
+                + f", which the model does not know ({nearest(extra[0], own)})"
+            )
+        raise WeightsError(f"weights file {source} does not fit the model: it {' and '.join(parts)}")
+    for key, value in own.items():
+        given = state[key]
+        if isinstance(value, torch.Tensor) and isinstance(given, torch.Tensor) and value.shape != given.shape:
+            raise WeightsError(
+                f"weights file {source}: {key!r} has shape {list(given.shape)}; the model of this record needs "
+                f"{list(value.shape)}"
+            )
+    model.load_state_dict(dict(state), strict=True)
