@@ -28,8 +28,7 @@ def example():
         "c.weight": random.normal(size=(4, 3, 3, 3)),  # groups=2: 6 inputs, 3 at a time
     }
     gradients = {
-        name: None if "running" in name else random.normal(size=array.shape)
-        for name, array in weights.items()
+        name: None if "running" in name else random.normal(size=array.shape) for name, array in weights.items()
     }
     group = PruneGroup(
         0,
@@ -42,6 +41,7 @@ def example():
             member("c.weight", 1, Role.CONSUMES, 6, blocks=2),
         ),
         np.array([0, 0, 0, 1, 1, 1]),
+        np.array([1, 1]),
     )
     return group, weights, gradients
 
@@ -68,25 +68,27 @@ def test_balanced_l2_is_the_mean_of_normalised_norms(example):
 
 def test_balanced_l2_averages_the_channels_of_a_unit():
     weight = np.arange(1.0, 7.0).reshape(6, 1)  # norms 1..6, balanced 0, .2, .4, .6, .8, 1
-    group = PruneGroup(0, 3, (member("q", 0, Role.PRODUCES, 6, units=[0, 0, 1, 1, 2, 2]),), np.zeros(3, int))
+    group = PruneGroup(
+        0, 3, (member("q", 0, Role.PRODUCES, 6, units=[0, 0, 1, 1, 2, 2]),), np.zeros(3, int), np.ones(1, int)
+    )
     assert np.allclose(importance.get("balanced_l2").score(group, lambda _: weight), [0.1, 0.5, 0.9])
 
 
 def test_balanced_l2_normalises_over_the_whole_layer():
     weight = np.array([[1.0], [2.0], [3.0], [5.0]])
     part = member("w", 0, Role.PRODUCES, 4, positions=[1, 2], units=[0, 1])
-    group = PruneGroup(0, 2, (part,), np.zeros(2, int))
+    group = PruneGroup(0, 2, (part,), np.zeros(2, int), np.ones(1, int))
     assert np.allclose(importance.get("balanced_l2").score(group, lambda _: weight), [0.25, 0.5])
 
 
 def test_balanced_l2_of_equal_channels_is_zero():
-    group = PruneGroup(0, 4, (member("w", 0, Role.PRODUCES, 4),), np.zeros(4, int))
+    group = PruneGroup(0, 4, (member("w", 0, Role.PRODUCES, 4),), np.zeros(4, int), np.ones(1, int))
     assert not importance.get("balanced_l2").score(group, lambda _: np.ones((4, 2))).any()
 
 
 def test_transposed_convolution_with_groups():
     weight = np.random.default_rng(1).normal(size=(4, 3, 2, 2))  # in 4, out 6 in two groups
-    group = PruneGroup(0, 6, (member("t", 1, Role.PRODUCES, 6, blocks=2),), np.repeat([0, 1], 3))
+    group = PruneGroup(0, 6, (member("t", 1, Role.PRODUCES, 6, blocks=2),), np.repeat([0, 1], 3), np.ones(2, int))
     norms = np.array([np.linalg.norm(weight[2 * (c // 3) : 2 * (c // 3) + 2, c % 3]) for c in range(6)])
     expected = (norms - norms.min()) / np.ptp(norms)
     assert np.allclose(importance.get("balanced_l2").score(group, lambda _: weight), expected)

@@ -7,7 +7,9 @@ import pytest
 
 from openwork.config.counting import kept_channels
 from openwork.errors import ConfigError
-from openwork.search import SearchGroup, permitted_widths
+from openwork.graph.groups import Member, PruneGroup, Role
+from openwork.graph.select import removable
+from openwork.search import SearchGroup, group_widths, permitted_widths
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,25 @@ def test_not_finite_scores_name_the_layer():
         SearchGroup(0, "layer1.conv", np.array([1, np.nan]), np.zeros(2, int), (2, 1))
 
 
-def test_uneven_blocks_are_refused():
-    with pytest.raises(ConfigError, match="layer 'c': blocks of different sizes"):
-        SearchGroup(0, "c", np.ones(3), np.array([0, 0, 1]), (3,))
+def test_blocks_that_lose_different_numbers():
+    """One step takes one unit of the first block and two of the second, as a head and its share of the stream."""
+    members = (
+        Member("qkv.weight", 0, Role.PRODUCES, 3, np.arange(3), np.arange(3)),
+        Member("patch.weight", 0, Role.PRODUCES, 6, np.arange(6), np.arange(3, 9)),
+    )
+    source = PruneGroup(0, 9, members, np.array([0] * 3 + [1] * 6), np.array([1, 2]))
+    assert group_widths(source) == (9, 6, 3)
+    scores = np.array([2.0, 1, 3, 6, 5, 4, 3, 2, 1])
+    group = SearchGroup(0, "qkv", scores, source.block_of, group_widths(source), steps=source.steps)
+    assert group.removed(6).tolist() == [1, 7, 8]
+    assert group.removed(3).tolist() == [0, 1, 5, 6, 7, 8]
+    assert group.losses.tolist() == [0, 1 + 2 + 1, 1 + 2 + 1 + 2 + 3 + 4]
+
+
+@pytest.mark.parametrize(("align", "ratio"), [(1, 1.0), (16, 1.0), (1, 0.5), (16, 0.5)])
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_widths_of_a_group_agree_with_the_pruner(align, ratio, blocks):
+    member = Member("a.weight", 0, Role.PRODUCES, 48, np.arange(48), np.arange(48))
+    group = PruneGroup(0, 48, (member,), np.repeat(np.arange(blocks), 48 // blocks), np.ones(blocks, int))
+    possible = {48 - blocks * removable(group, removed / 48, align) for removed in range(48)}
+    assert set(group_widths(group, align, ratio)) == {width for width in possible if width >= 48 * (1 - ratio)}

@@ -35,13 +35,13 @@ def group():
         Member("norm.weight", 0, Role.CARRIES, 8, place, units),
         Member("c.weight", 1, Role.CONSUMES, 8, place, units),
     )
-    return PruneGroup(7, 2, members, positions(0, 0))
+    return PruneGroup(7, 2, members, positions(0, 0), positions(1))
 
 
 @pytest.mark.parametrize("value", [1.5, 3, "Conv", [0.5, 1.5], [1, 2, 3]])
 def test_attributes(value):
     node = make_record(
-        PruneGroup(0, 1, (Member("a.w", 0, Role.PRODUCES, 1, positions(0), positions(0)),), positions(0))
+        PruneGroup(0, 1, (Member("a.w", 0, Role.PRODUCES, 1, positions(0), positions(0)),), positions(0), positions(1))
     ).producer[0]
     set_attribute(node, "x", "something else")
     set_attribute(node, "x", value)
@@ -93,7 +93,7 @@ def test_mask_that_breaks_a_unit_or_a_block(group):
     record = make_record(group)
     assert removed_units(record, group, {"a": [1, 1, 1, 1, 0, 1, 0, 0]}).tolist() == [1]
     four = Member("a.weight", 0, Role.PRODUCES, 4, positions(0, 1, 2, 3), positions(0, 1, 2, 3))
-    blocked = PruneGroup(0, 4, (four,), positions(0, 0, 1, 1))
+    blocked = PruneGroup(0, 4, (four,), positions(0, 0, 1, 1), positions(1, 1))
     assert removed_units(make_record(blocked), blocked, {"a": [0, 0, 0, 1]}).tolist() == [0, 2]
     assert removed_units(make_record(blocked), blocked, {"a": [0, 0, 1, 1]}).tolist() == []
 

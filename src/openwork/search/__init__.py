@@ -11,7 +11,7 @@ from openwork.search._algorithms import DynamicProgrammingSearch, GreedySearch
 from openwork.search._base import SearchChannelBase, SensitivityBase
 from openwork.search._dynamic import solve_dynamic
 from openwork.search._greedy import solve_greedy
-from openwork.search._problem import SearchGroup, SearchProblem, Solution, permitted_widths
+from openwork.search._problem import SearchGroup, SearchProblem, Solution, group_widths, permitted_widths
 from openwork.search._records import get_attribute, make_record, set_attribute
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Solution",
     "get_algorithm",
     "get_attribute",
+    "group_widths",
     "make_record",
     "permitted_widths",
     "set_attribute",

@@ -16,33 +16,63 @@ import numpy as np
 
 from openwork.errors import ConfigError
 from openwork.graph.groups import IntArray, PruneGroup
+from openwork.graph.select import channels_per_unit
 from openwork.importance import FloatArray
 from openwork.search.cost import CostModel
 
-__all__ = ["SearchGroup", "SearchProblem", "Solution", "permitted_widths"]
+__all__ = ["SearchGroup", "SearchProblem", "Solution", "group_widths", "permitted_widths"]
 
 
 def permitted_widths(
-    units: int, blocks: int = 1, channels: int = 1, align: int = 1, max_prune_ratio: float = 1.0
+    units: int,
+    per_step: int = 1,
+    channels: int = 1,
+    align: int = 1,
+    max_prune_ratio: float = 1.0,
+    most_steps: int | None = None,
 ) -> tuple[int, ...]:
     """How many units a group may keep, descending; the first is `units` (nothing removed).
 
     Args:
         units: units of the group.
-        blocks: the same number goes from each of so many blocks; at least one stays in each.
+        per_step: units that go in one step: one from each tied block.
         channels: channels of the layer that one unit holds.
-        align: kept channels are a multiple of it, as ``min(ceil to a multiple, all)``, then floored to a
-            multiple of `blocks` (as the pruner rounds them).
+        align: kept channels are a multiple of it, as ``min(ceil to a multiple, all)``, then as few steps more
+            as come out even (as the pruner rounds them).
         max_prune_ratio: the largest share of the units that may go.
+        most_steps: how many steps can be taken; None: as many as leave one unit in each of `per_step` blocks.
     """
-    least = max(blocks, units - math.floor(units * max_prune_ratio + 1e-9))
-    step = align // math.gcd(align, channels)
-    if step == 1:
-        widths = set(range(units, least - 1, -blocks))
+    most = (units - 1) // per_step if most_steps is None else most_steps
+    multiple = align // math.gcd(align, channels)
+    if multiple == 1:
+        steps = set(range(most + 1))
     else:
-        aligned = (min(width, units) for width in range(step, units + step, step))
-        widths = {width // blocks * blocks for width in aligned}
-    return tuple(sorted({units, *(width for width in widths if width >= least)}, reverse=True))
+        aligned = (min(width, units) for width in range(multiple, units + multiple, multiple))
+        steps = {0, *(min(most, -(-(units - width) // per_step)) for width in aligned)}
+    allowed = math.floor(units * max_prune_ratio + 1e-9)
+    return tuple(units - step * per_step for step in sorted(steps) if step * per_step <= allowed)
+
+
+def group_widths(group: PruneGroup, align: int = 1, max_prune_ratio: float = 1.0) -> tuple[int, ...]:
+    """`permitted_widths` of a group of the analysis."""
+    per_step = int(group.steps.sum())
+    if bool((group.steps == 1).all()):
+        return permitted_widths(
+            group.units, per_step, channels_per_unit(group), align, max_prune_ratio, group.most_steps
+        )
+    # Blocks lose different numbers: count in steps, as the pruner does.
+    sizes = np.bincount(group.block_of, minlength=group.blocks)
+    total = int((sizes // group.steps).min())
+    lost = (
+        sum(
+            float(step) * float(np.mean(np.bincount(member.units, minlength=group.units)[group.block_of == block]))
+            for block, step in enumerate(group.steps)
+        )
+        for member in group.producers
+    )
+    channels = max(1, min((round(count) for count in lost if count), default=1))
+    kept = permitted_widths(total, 1, channels, align, max_prune_ratio, group.most_steps)
+    return tuple(group.units - (total - count) * per_step for count in kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +84,13 @@ class SearchGroup:
         name: the layer that stands for it in tables and files.
         scores: float64 [units], what is lost with each unit; the lowest go first.
         block_of: int64 [units]; see `openwork.graph.groups.PruneGroup`.
+        steps: int64 [blocks], units that go from each block in one step; None: one from each.
         widths: the numbers of units that may stay, descending, first all; see `permitted_widths`.
         evenness: see the module.
         source: the group of the analysis, when there is one.
 
     Raises:
-        ConfigError: a score is NaN or infinite, or the blocks differ in size.
+        ConfigError: a score is NaN or infinite.
     """
 
     index: int
@@ -69,6 +100,7 @@ class SearchGroup:
     widths: tuple[int, ...]
     evenness: float = 0.0
     source: PruneGroup | None = None
+    steps: IntArray | None = None
 
     def __post_init__(self) -> None:
         bad = np.flatnonzero(~np.isfinite(self.scores))
@@ -77,30 +109,39 @@ class SearchGroup:
                 f"layer {self.name!r}: sensitivity of channel {bad[0]} is {self.scores[bad[0]]}; "
                 "finite numbers are needed"
             )
-        if len(set(np.bincount(self.block_of).tolist())) > 1:
-            raise ConfigError(f"layer {self.name!r}: blocks of different sizes cannot be pruned evenly")
 
     @property
     def units(self) -> int:
         return len(self.scores)
 
     @cached_property
-    def order(self) -> IntArray:
-        """int64 [units / blocks, blocks]: row r holds the unit of each block that goes in step r."""
+    def per_step(self) -> IntArray:
+        """int64 [blocks], units that go from each block in one step."""
         blocks = int(self.block_of.max(initial=0)) + 1
+        return np.ones(blocks, dtype=np.int64) if self.steps is None else self.steps
+
+    @cached_property
+    def order(self) -> IntArray:
+        """int64 [steps, units per step]: row r holds the units that go in step r, the lowest of each block."""
         # lexsort is stable, so ties go by lowest index.
-        ranked = np.lexsort((self.scores, self.block_of)).reshape(blocks, -1)
-        return ranked.T
+        ranked = np.lexsort((self.scores, self.block_of))
+        sizes = np.bincount(self.block_of, minlength=len(self.per_step))
+        rows = int((sizes // self.per_step).min())
+        ends = np.cumsum(sizes)
+        parts = [
+            ranked[end - size : end - size + rows * step].reshape(rows, step)
+            for end, size, step in zip(ends.tolist(), sizes.tolist(), self.per_step.tolist(), strict=True)
+        ]
+        return np.concatenate(parts, axis=1).astype(np.int64)
 
     @cached_property
     def losses(self) -> FloatArray:
         """float64 [widths]: what is lost at each permitted width; the first is 0."""
         rows = self.scores[self.order].sum(axis=1)
-        blocks = self.order.shape[1]
         left = len(rows) - np.arange(len(rows))
         weighted = rows * (len(rows) / left) ** self.evenness
         cumulative = np.concatenate(([0.0], np.cumsum(weighted)))
-        return cumulative[[(self.units - width) // blocks for width in self.widths]]
+        return cumulative[[(self.units - width) // self.order.shape[1] for width in self.widths]]
 
     def removed(self, width: int) -> IntArray:
         """The units that go when `width` stay, ascending."""

@@ -189,8 +189,8 @@ def masks_of(
 def removed_units(record: Any, group: PruneGroup, masks: Mapping[str, Sequence[int]]) -> IntArray:
     """The units that a mask removes, from ``producer[0]``'s layer.
 
-    A unit goes when all its channels go; from each block goes as many as go from the block that loses least,
-    so whatever an algorithm answers, the model stays whole.
+    A unit goes when all its channels go; from the blocks go as many whole steps as all of them can take, so
+    whatever an algorithm answers, the model stays whole.
 
     Raises:
         ConfigError: the layer is missing, or the mask's length or values are wrong.
@@ -208,9 +208,8 @@ def removed_units(record: Any, group: PruneGroup, masks: Mapping[str, Sequence[i
     stays = np.bincount(member.units, weights=mask[member.positions], minlength=group.units) > 0
     removed = np.flatnonzero(~stays)
     counts = np.bincount(group.block_of[removed], minlength=group.blocks)
-    size = group.units // group.blocks
-    most = min(int(counts.min()), size - 1)
-    chosen = [removed[group.block_of[removed] == block][:most] for block in range(group.blocks)]
+    most = min(int((counts // group.steps).min()), group.most_steps)
+    chosen = [removed[group.block_of[removed] == block][: most * int(step)] for block, step in enumerate(group.steps)]
     return np.sort(np.concatenate(chosen)).astype(np.int64)
 
 

@@ -58,7 +58,9 @@ def chain_of_layers(widths: Sequence[int], seed: int = 0) -> tuple[GraphInfo, li
             Member(f"conv{index}.weight", 0, Role.PRODUCES, width, channels, channels),
             Member(f"{names[index + 1]}.weight", 1, Role.CONSUMES, width, channels, channels),
         )
-        record = make_record(PruneGroup(index, width, members, np.zeros(width, dtype=np.int64)))
+        record = make_record(
+            PruneGroup(index, width, members, np.zeros(width, dtype=np.int64), np.ones(1, dtype=np.int64))
+        )
         set_attribute(record.producer[0], "sensitivity", random.gamma(1.0, size=width))
         records.append(record)
     refresh_gains(info, records)

@@ -33,8 +33,8 @@ from openwork.search import (
     SensitivityBase,
     Solution,
     get_algorithm,
+    group_widths,
     make_record,
-    permitted_widths,
     set_attribute,
 )
 from openwork.search._records import removed_units, shown_member, unit_scores
@@ -313,10 +313,9 @@ def _space(analysis: Analysis, settings: AutoPruneConfig) -> _Space:
 
 
 def _search_group(group: PruneGroup, scores: np.ndarray, settings: AutoPruneConfig) -> SearchGroup:
-    channels = max(1, min((round(member.multiplicity) for member in group.producers), default=1))
-    align = ALIGNMENT if settings.ascend_optimized else 1
-    widths = permitted_widths(group.units, group.blocks, channels, align, settings.max_prune_ratio)
-    return SearchGroup(group.index, shown_member(group).module, scores, group.block_of, widths, source=group)
+    widths = group_widths(group, ALIGNMENT if settings.ascend_optimized else 1, settings.max_prune_ratio)
+    name = shown_member(group).module
+    return SearchGroup(group.index, name, scores, group.block_of, widths, source=group, steps=group.steps)
 
 
 def _solution(
@@ -364,8 +363,9 @@ def _set_gains(records: Sequence[Any], groups: Sequence[PruneGroup], cost: CostM
     """The attribute ``bitops``: what one channel of the first producer saves, everything that shrinks counted."""
     state = cost.state(start)
     for record, group in zip(records, groups, strict=True):
-        channels = group.blocks * max(1.0, shown_member(group).multiplicity)
-        gain = state.gain(group.index, group.units - group.blocks) if group.units > group.blocks else 0.0
+        per_step = int(group.steps.sum())
+        channels = per_step * max(1.0, shown_member(group).multiplicity)
+        gain = state.gain(group.index, group.units - per_step) if group.most_steps else 0.0
         set_attribute(record.producer[0], "bitops", float(gain / channels))
 
 
