@@ -17,11 +17,11 @@ from openwork.onnx.weights import (
     NotConstant,
     PackedView,
     Source,
-    attribute,
     constant_array,
     find_source,
     packed_view,
     shapes_along,
+    whole_attribute,
 )
 from openwork.sparsity.pack24 import Array, Pattern24, check24, packed_shapes
 
@@ -172,6 +172,8 @@ def _locate(file: ModelFile, layer: Layer, constant_inputs: bool) -> None:
             continue
         layer.slot, layer.source = slot, source
         layer.dense_bytes = file.nbytes(source.tensor)
+        if tensor_bits(source.tensor.data_type) is not None:
+            file.check(source.tensor)
         shapes = shapes_along(file, source, constant_inputs)
         layer.shape = shapes[0]
         blocks = _axis(layer)
@@ -193,7 +195,7 @@ def _axis(layer: Layer) -> int:
     if not shape:
         raise NotConstant("the weight is a scalar")
     if kind in ("Conv", "ConvInteger", "QLinearConv", "ConvTranspose"):
-        groups = int(attribute(node, "group", 1))
+        groups = whole_attribute(node, "group", 1)
         if len(shape) < 3:
             raise NotConstant(f"a convolution's weight needs 3 axes or more; its shape is {list(shape)}")
         layer.axis = 0 if kind == "ConvTranspose" else 1
@@ -206,7 +208,7 @@ def _axis(layer: Layer) -> int:
     if kind == "Gemm":
         if len(shape) != 2:
             raise NotConstant(f"a Gemm's weight needs 2 axes; its shape is {list(shape)}")
-        flag = attribute(node, "transB" if layer.slot == 1 else "transA", 0)
+        flag = whole_attribute(node, "transB" if layer.slot == 1 else "transA", 0)
         layer.axis = int(bool(flag)) if layer.slot == 1 else 1 - int(bool(flag))
         return 1
     right = layer.slot in (1, 3)

@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto
 from openwork.convert.detect import Detection, Layer
 from openwork.onnx.functions import COMPRESSED
 from openwork.onnx.modelfile import tensor_bits, tensor_type_name
-from openwork.onnx.weights import NotConstant, attribute
+from openwork.onnx.weights import NotConstant, whole_attribute
 
 __all__ = ["LayerReport", "Report", "build_report", "render"]
 
@@ -160,7 +160,7 @@ def _targets(layer: Layer, static: bool) -> dict[str, str]:
 
 def _groups(layer: Layer) -> int:
     try:
-        return int(attribute(layer.node, "group", 1))
+        return whole_attribute(layer.node, "group", 1)
     except NotConstant:
         return 1
 

@@ -10,6 +10,7 @@ GatherElements (opset 11) is a Gather at computed places.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -253,10 +254,8 @@ class Library:
         """Initializers for a call below opset 12, as (formal, actual) names."""
         columns = 5 + layout.signs
         rows = layout.index_bytes
-        high = int(np.sqrt(rows)) if rows else 1
-        while high > 1 and rows % high:
-            high -= 1
-        low = rows // max(1, high)
+        high = _near_root(rows)
+        low = rows // high
         wide = helper.tensor_dtype_to_np_dtype(_index_type(layout)).type
         number = np.dtype(wide).name
         entries: dict[str, tuple[str, npt.NDArray[Any]]] = {
@@ -291,10 +290,8 @@ class Library:
         if opset >= MODERN_OPSET:
             return 0
         rows = max(1, layout.index_bytes)
-        high = int(np.sqrt(rows))
-        while high > 1 and rows % high:
-            high -= 1
-        return 4 * (high + rows // max(1, high))
+        high = _near_root(rows)
+        return 4 * (high + rows // high)
 
     def _function(
         self,
@@ -334,6 +331,14 @@ class Library:
             attributes,
             doc_string=f"{node.op_type} with a 2:4 weight ({ALGORITHM}): decoded, then computed as usual.",
         )
+
+
+def _near_root(number: int) -> int:
+    """The largest divisor of a number that is not above its square root; 1 for 0."""
+    root = max(1, math.isqrt(number))
+    while number % root:
+        root -= 1
+    return root
 
 
 def _name(kind: str, numbers: Sequence[int]) -> str:

@@ -55,6 +55,9 @@ _BITS: dict[int, int] = {
 }
 
 
+_TYPED_FIELDS = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data")
+
+
 def tensor_bits(data_type: int) -> int | None:
     """Bits per element of a TensorProto data type; None for types that hold no weights (strings, ...)."""
     return _BITS.get(data_type)
@@ -179,6 +182,7 @@ class ModelFile:
             raise ConversionError(f"{what} {source}: {reason}") from error
         if not self.model.HasField("graph"):
             raise ConversionError(f"{what} {source}: not an ONNX model: there is no graph in it")
+        _refuse_broken_text(self.model, f"{what} {source}")
         self._settle_external(what)
         return self
 
@@ -269,6 +273,22 @@ class ModelFile:
         bits = tensor_bits(tensor.data_type) or 8
         return (_element_count(tensor) * bits + 7) // 8
 
+    def check(self, tensor: TensorProto) -> None:
+        """Raise ConversionError if the data does not fit the tensor's shape and type."""
+        payload = self.payload(tensor)
+        length = payload.length if payload is not None else len(tensor.raw_data)
+        typed = any(len(getattr(tensor, name)) for name in _TYPED_FIELDS)
+        if payload is None and typed and not length:
+            self.array(tensor)
+        elif length != self.nbytes(tensor):
+            raise self._misfit(tensor, length)
+
+    def _misfit(self, tensor: TensorProto, length: int) -> ConversionError:
+        return ConversionError(
+            f"{self.path}: tensor {tensor.name!r} of shape {list(tensor.dims)} and type "
+            f"{tensor_type_name(tensor.data_type)} needs {self.nbytes(tensor):,} bytes; its data has {length:,}"
+        )
+
     def array(self, tensor: TensorProto) -> npt.NDArray[Any]:
         """The tensor's elements, read-only where they are a view of the file. 4-bit types come as (u)int8.
 
@@ -286,10 +306,7 @@ class ModelFile:
         data: Any = payload.content() if payload is not None else tensor.raw_data
         length = len(data) if not isinstance(data, np.ndarray) else data.nbytes
         if length != self.nbytes(tensor):
-            raise ConversionError(
-                f"{name} of shape {list(tensor.dims)} and type {tensor_type_name(tensor.data_type)} needs "
-                f"{self.nbytes(tensor):,} bytes; its data has {length:,}"
-            )
+            raise self._misfit(tensor, length)
         flat = np.frombuffer(data, np.uint8)
         if four_bits:
             return unpack_nibbles(flat, count, signed=tensor.data_type == TensorProto.INT4).reshape(tensor.dims)
@@ -317,7 +334,7 @@ class ModelFile:
 
     def replace(self, tensor: TensorProto, dtype: int, dims: tuple[int, ...], payload: Payload) -> None:
         """Give a tensor new contents, kept in `payload` until the file is written."""
-        for field in ("raw_data", "float_data", "double_data", "int32_data", "int64_data", "uint64_data"):
+        for field in ("raw_data", *_TYPED_FIELDS):
             tensor.ClearField(field)
         del tensor.dims[:]
         tensor.dims.extend(dims)
@@ -446,6 +463,17 @@ def _map(path: Path, what: str) -> Any:
         if isinstance(error, FileError):
             raise
         raise FileError(f"{what} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _refuse_broken_text(message: Any, where: str) -> None:
+    """Strings that are not UTF-8 come out of protobuf as bytes, and fail much later."""
+    for field, value in message.ListFields():
+        many = value if field.is_repeated else (value,)
+        if field.type == field.TYPE_MESSAGE:
+            for inner in many:
+                _refuse_broken_text(inner, where)
+        elif field.type == field.TYPE_STRING and any(isinstance(text, bytes) for text in many):
+            raise ConversionError(f"{where}: not an ONNX model: {field.full_name} is not UTF-8 text")
 
 
 def _element_count(tensor: TensorProto) -> int:

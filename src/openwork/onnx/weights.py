@@ -17,8 +17,8 @@ from openwork.onnx.modelfile import ModelFile, tensor_bits
 from openwork.onnx.scopes import DEFAULT_DOMAINS, Scope, Value, label
 
 __all__ = [
-    *("Hidden", "NotConstant", "PackedView", "Source", "attribute", "constant_array", "find_source"),
-    *("packed_view", "shapes_along"),
+    *("Hidden", "NotConstant", "PackedView", "Source", "constant_array", "find_source"),
+    *("list_attribute", "packed_view", "shapes_along", "whole_attribute"),
 ]
 
 _STEPS = ("Identity", "Transpose", "Reshape", "Cast", "DequantizeLinear", "QuantizeLinear", "Squeeze", "Unsqueeze")
@@ -70,24 +70,31 @@ class PackedView:
     axis: int
 
 
-def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
-    """Value of an attribute: int, float, bytes, list of ints; `default` when it is absent."""
+def whole_attribute(node: NodeProto, name: str, default: int) -> int:
+    """Value of an integer attribute, `default` when it is absent.
+
+    Raises:
+        NotConstant: it has another type, or is a parameter of the function around the node.
+    """
+    found = _attribute(node, name, AttributeProto.INT)
+    return default if found is None else int(found.i)
+
+
+def list_attribute(node: NodeProto, name: str) -> list[int] | None:
+    """Value of an attribute that is a list of integers, None when it is absent; raises as `whole_attribute`."""
+    found = _attribute(node, name, AttributeProto.INTS)
+    return None if found is None else [int(number) for number in found.ints]
+
+
+def _attribute(node: NodeProto, name: str, kind: int) -> AttributeProto | None:
     for found in node.attribute:
-        if found.name != name:
-            continue
-        if found.ref_attr_name:
-            raise NotConstant(f"attribute {name} of {label(node)} is a parameter of the function around it")
-        if found.type == AttributeProto.INT:
-            return found.i
-        if found.type == AttributeProto.INTS:
-            return list(found.ints)
-        if found.type == AttributeProto.FLOAT:
-            return found.f
-        if found.type == AttributeProto.STRING:
-            return found.s
-        if found.type == AttributeProto.TENSOR:
-            return found.t
-    return default
+        if found.name == name:
+            if found.ref_attr_name:
+                raise NotConstant(f"attribute {name} of {label(node)} is a parameter of the function around it")
+            if found.type != kind:
+                raise NotConstant(f"attribute {name} of {label(node)} has a wrong type")
+            return found
+    return None
 
 
 def constant_tensor(value: Value, constant_inputs: bool) -> TensorProto | None:
@@ -189,7 +196,7 @@ def _shape_after(file: ModelFile, step: Hidden, shape: tuple[int, ...], constant
             target = None if found is None else [int(size) for size in found.reshape(-1)]
         if target is None:
             raise NotConstant(f"dynamic weight: the shape of {label(node)} is computed")
-        if not attribute(node, "allowzero", 0):
+        if not whole_attribute(node, "allowzero", 0):
             target = [shape[axis] if size == 0 and axis < len(shape) else size for axis, size in enumerate(target)]
         known = int(np.prod([size for size in target if size != -1], dtype=object)) if target else 1
         total = int(np.prod(shape, dtype=object)) if shape else 1
@@ -199,7 +206,7 @@ def _shape_after(file: ModelFile, step: Hidden, shape: tuple[int, ...], constant
             raise NotConstant(f"{label(node)} cannot give {list(shape)} the shape {target}")
         return tuple(target)
     if node.op_type in ("Squeeze", "Unsqueeze"):
-        axes = attribute(node, "axes")
+        axes = list_attribute(node, "axes")
         if axes is None and len(node.input) > 1 and node.input[1]:
             found = constant_array(file, step.value.scope, node.input[1], constant_inputs)
             if found is None:
@@ -224,8 +231,8 @@ def _squeezed(node: NodeProto, shape: tuple[int, ...], axes: list[int] | None) -
 
 
 def _order(node: NodeProto, rank: int) -> list[int]:
-    order = attribute(node, "perm")
-    order = list(range(rank))[::-1] if order is None else [int(axis) for axis in order]
+    order = list_attribute(node, "perm")
+    order = list(range(rank))[::-1] if order is None else order
     if sorted(order) != list(range(rank)):
         raise NotConstant(f"{label(node)} has the perm {order} for {rank} axes")
     return order
