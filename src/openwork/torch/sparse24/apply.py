@@ -123,9 +123,7 @@ def load_masks(model: nn.Module, masks: Mapping[str, Any]) -> None:
         state = state_of(layer)
         mask = np.array(masks[name])
         if mask.shape != tuple(state.mask.shape):
-            raise RecordError(
-                f"mask of {name!r} has shape {list(mask.shape)}; its weight has {list(state.mask.shape)}"
-            )
+            raise RecordError(f"mask of {name!r} has shape {list(mask.shape)}; its weight has {list(state.mask.shape)}")
         if not np.isin(mask, (0, 1)).all():
             raise RecordError(f"mask of {name!r} has values other than 0 and 1")
         setting = state.setting

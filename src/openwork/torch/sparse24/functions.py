@@ -153,9 +153,7 @@ class MaskedLinear(Function):
     """``x @ (weight * mask).T + bias``."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, mask: Tensor, bias: Tensor | None, decay: float | None
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, mask: Tensor, bias: Tensor | None, decay: float | None) -> Tensor:
         ctx.save_for_backward(x, weight, mask)
         ctx.decay = decay
         return torch.nn.functional.linear(x, masked(weight, mask).to(x.dtype), bias)

@@ -57,9 +57,7 @@ class MaskedLayer:
         state: MaskState = layer.__dict__[_STATE]
         device = layer._parameters["weight"].device
         if state.mask.device != device:
-            state.mask = (
-                torch.ones_like(state.mask, device=device) if state.mask.is_meta else state.mask.to(device)
-            )
+            state.mask = torch.ones_like(state.mask, device=device) if state.mask.is_meta else state.mask.to(device)
         return layer
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -83,7 +81,7 @@ def _refresh(state: MaskState, weight: Tensor, training: bool) -> None:
 def _autocast(x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Cast as autocast would: the functions of masked layers are unknown to it."""
     kind = x.device.type
-    if torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype is not torch.float64:
+    if not x.is_meta and torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype is not torch.float64:
         dtype = torch.get_autocast_dtype(kind)
         return x.to(dtype), bias if bias is None else bias.to(dtype)
     return x, bias
@@ -168,7 +166,7 @@ def _masked_class(plain: Any) -> Any:
     return type(plain.__name__, (MaskedLayer, plain), names)
 
 
-def _rebuild(plain: type[nn.Module]) -> nn.Module:
+def _rebuild(plain: Any) -> nn.Module:
     masked = _masked_class(plain)
     layer: nn.Module = masked.__new__(masked)
     return layer
@@ -195,7 +193,8 @@ def mask_layer(layer: nn.Module, setting: NofMSetting) -> None:
         kind.axis,
         kind.blocks(layer),
     )
-    layer.__class__ = _masked_class(type(layer))
+    plain: Any = type(layer)
+    layer.__class__ = _masked_class(plain)
 
 
 def unmask_layer(layer: nn.Module) -> None:

@@ -14,7 +14,8 @@ from openwork.torch.sparse24.functions import multiply_mask_
 __all__ = ["MaskState", "refresh"]
 
 # Pieces of `counters`.
-_CHOSEN, _AGE, _ROW = range(3)
+_CHOSEN, _AGE, _NEXT = range(3)
+_WINDOW = 1024
 
 
 @dataclass
@@ -27,7 +28,7 @@ class MaskState:
         blocks: equal parts of that axis in which groups restart.
         mask: bool, of the shape of the weight, on its device; all True until it is chosen.
         counters: int64 [3], always in main memory: whether the mask is chosen; training forwards since then;
-            the row of the weight to look at next. A tensor, so that compiled code does not see a new constant
+            the place in the weight to look at next. A tensor, so that compiled code does not see a new constant
             at each step.
     """
 
@@ -89,14 +90,21 @@ def _is_due(counters: Tensor, update_freq: int, training: bool) -> bool:
 def _keep_zero(weight: Tensor, mask: Tensor, counters: Tensor) -> None:
     """Zero pruned weights again if something moved them: loading, averaging, an optimizer that mixes weights.
 
-    With a masked gradient the common optimizers leave zeros alone, so on a CPU one row, another one at each
-    forward, is looked at, and the rest only if that row is not as it should be. What moves pruned weights at
-    all moves those of every row. Elsewhere the product is cheaper than waiting for an answer.
+    With a masked gradient the common optimizers leave zeros alone. So on a CPU a window, further on at each
+    forward, is looked at, and the rest only if the window is not as it should be: what moves pruned weights at
+    all moves them everywhere. On other devices the product is cheaper than waiting for an answer.
     """
-    if weight.device.type == "cpu":
-        row = int(counters[_ROW]) % weight.shape[0]
-        counters[_ROW] = row + 1
-        if not torch.logical_and(weight[row], mask[row].logical_not()).any():
+    if weight.device.type == "cpu" and weight.is_contiguous():
+        start = int(counters[_NEXT])
+        end = min(start + _WINDOW, weight.numel())
+        counters[_NEXT] = end % weight.numel()
+        piece, kept = weight.view(-1)[start:end], mask.view(-1)[start:end]
+        if piece.dtype in (torch.float32, torch.float64):
+            array = piece.numpy()
+            moved = array[~kept.numpy()].any()
+        else:
+            moved = piece[kept.logical_not()].any()
+        if not moved:
             return
     multiply_mask_(weight, mask)
 

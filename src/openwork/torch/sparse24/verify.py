@@ -100,9 +100,7 @@ def verify_sparsity(model: nn.Module | str | os.PathLike[str], n: int = 2, m: in
     return SparsityReport(tuple(_of_file(path, n, m)), n, m)
 
 
-def _judge(
-    name: str, kind: str, weight: Any, axis: int, blocks: int, n: int, m: int, reason: str
-) -> LayerSparsity:
+def _judge(name: str, kind: str, weight: Any, axis: int, blocks: int, n: int, m: int, reason: str) -> LayerSparsity:
     result = check(weight, axis, n, m, blocks)
     channels = weight.shape[axis] // blocks
     holds = result.holds and channels > n
