@@ -32,6 +32,17 @@ KEY = "openwork.weight_sparse_4_2"
 _VERSION = 1
 _LARGEST = 256 << 20  # bytes of the entry once inflated
 _DATA_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "raw_data", "double_data", "uint64_data")
+# What reading changed or made-up metadata may end in.
+_MISFITS = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    StopIteration,
+    DecodeError,
+    binascii.Error,
+)
 _FOUR_BITS = (TensorProto.INT4, TensorProto.UINT4)
 
 
@@ -162,7 +173,7 @@ def restore(file: ModelFile) -> int:
         raise ConversionError(f"{file.path}: nothing to decompress: the model was not compressed by openwork convert")
     try:
         return _restore(file, _read_entry(model))
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, DecodeError, binascii.Error) as error:
+    except _MISFITS as error:
         if isinstance(error, ConversionError):
             raise
         raise _damaged(file) from error
