@@ -80,8 +80,16 @@ def test_macs_are_multiply_accumulates() -> None:
 
 
 def test_selection_respects_blocks() -> None:
-    group = PruneGroup(0, 8, (), np.array([0, 0, 0, 0, 1, 1, 1, 1]))
+    group = PruneGroup(0, 8, (), np.array([0, 0, 0, 0, 1, 1, 1, 1]), np.array([1, 1]))
     removed = some_of_each_block(group, 2, np.random.default_rng(0))
     assert np.bincount(group.block_of[removed]).tolist() == [2, 2]
     everything = some_of_each_block(group, 9, np.random.default_rng(0))
     assert np.bincount(group.block_of[everything]).tolist() == [3, 3]
+
+
+def test_selection_respects_steps() -> None:
+    group = PruneGroup(0, 12, (), np.repeat([0, 1], [4, 8]), np.array([1, 2]))
+    removed = some_of_each_block(group, 2, np.random.default_rng(0))
+    assert np.bincount(group.block_of[removed]).tolist() == [2, 4]
+    everything = some_of_each_block(group, 9, np.random.default_rng(0))
+    assert np.bincount(group.block_of[everything]).tolist() == [3, 6]

@@ -44,7 +44,7 @@ def test_some_groups_alone(name: str) -> None:
     """A fixed sample of the groups, spread over the depth of the network."""
     net = find(name)
     model, inputs = net.build(), net.inputs(size=SAMPLE[name] or None)
-    groups = [group for group in analyze(model, inputs).groups if group.units // group.blocks > 1]
+    groups = [group for group in analyze(model, inputs).groups if group.most_steps]
     picked = [groups[i] for i in sorted({round(x) for x in np.linspace(0, len(groups) - 1, GROUPS_ALONE)})]
     for group in picked:
         removed = half_of_each_block(group, np.random.default_rng(group.index))

@@ -1,0 +1,251 @@
+"""Each sensitivity against gradients taken sample by sample, or against outputs of a masked copy."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from openwork import importance
+from openwork.errors import ConfigError, WeightsError
+from openwork.search import SensitivityBase, get_attribute, set_attribute
+from openwork.torch.analysis import analyze
+from openwork.torch.search import (
+    FisherSensitivity,
+    MagnitudeSensitivity,
+    OutputChangeSensitivity,
+    TaylorLossSensitivity,
+    get_sensitivity,
+)
+from openwork.torch.search._graph import SearchGraph
+from openwork.torch.search.testing import SensitivitySuite, small_net
+
+
+class TestTaylor(SensitivitySuite):
+    def make(self):
+        return TaylorLossSensitivity()
+
+
+class TestTaylorBySamples(SensitivitySuite):
+    def make(self):
+        return TaylorLossSensitivity(piece=1)
+
+
+class TestFisher(SensitivitySuite):
+    def make(self):
+        return FisherSensitivity()
+
+
+class TestMagnitude(SensitivitySuite):
+    def make(self):
+        return MagnitudeSensitivity()
+
+
+class TestOutputChange(SensitivitySuite):
+    def make(self):
+        return OutputChangeSensitivity()
+
+
+class Written(SensitivityBase):
+    """As a user of AMCT would write it: no output_nodes, the graph's model, attributes only."""
+
+    def setup_initialization(self, graph_tuple, input_data, test_iteration):
+        graph, _ = graph_tuple
+        self.model = copy.deepcopy(graph.model)
+
+    def get_sensitivity(self, search_records):
+        for record in search_records:
+            node = record.producer[0]
+            begin, end = get_attribute(node, "begin"), get_attribute(node, "end")
+            weight = self.model.get_submodule(node.name).weight[begin:end]
+            set_attribute(node, "sensitivity", weight.detach().abs().sum((1, 2, 3)).tolist())
+
+
+class TestUserClass(SensitivitySuite):
+    def make(self):
+        return Written()
+
+
+def scores_of(sensitivity, net, data, count=1):
+    first = data[0] if isinstance(data[0], torch.Tensor) else data[0][0]
+    groups = analyze(net, first).groups
+    sensitivity.setup_initialization((SearchGraph(net, groups), {}), data, count)
+    return groups, sensitivity.scores(groups)
+
+
+def sample_gradients(net, images, labels):
+    """(weights, gradients) of each sample from backward passes on a copy."""
+    twin = copy.deepcopy(net).eval()
+    weights = {name: p.detach().numpy().astype(np.float64) for name, p in twin.named_parameters()}
+    result = []
+    for image, label in zip(images, labels):
+        twin.zero_grad()
+        F.cross_entropy(twin(image[None]), label[None]).backward()
+        result.append({name: p.grad.numpy().astype(np.float64) for name, p in twin.named_parameters()})
+    return weights, result
+
+
+@pytest.mark.parametrize("piece", [1, None])
+def test_taylor_against_the_criterion_on_arrays(piece):
+    net, images, labels = small_net(1)
+    groups, scores = scores_of(TaylorLossSensitivity(piece), net, [images, labels])
+    weights, samples = sample_gradients(net, images, labels)
+    if piece is None:
+        samples = [{name: np.mean([sample[name] for sample in samples], axis=0) for name in weights}]
+    for group, values in zip(groups, scores):
+        expected = np.mean(
+            [importance.get("taylor").score(group, weights.get, sample.get) for sample in samples], axis=0
+        )
+        assert np.allclose(values, expected, rtol=1e-4)
+
+
+def test_taylor_is_averaged_over_batches():
+    net, images, labels = small_net(2)
+    halves = [[images[:3], labels[:3]], [images[3:], labels[3:]]]
+    _, both = scores_of(TaylorLossSensitivity(), net, halves, 2)
+    each = [scores_of(TaylorLossSensitivity(), net, half)[1] for half in halves]
+    for total, first, second in zip(both, *each):
+        assert np.allclose(total, (first + second) / 2)
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_fisher_against_weight_gradients_of_each_sample(power):
+    """The gate's slope at a reader is the sum of weight * gradient over its weights, sample by sample."""
+    net, images, labels = small_net(3)
+    groups, scores = scores_of(FisherSensitivity(power=power), net, [images, labels])
+    weights, samples = sample_gradients(net, images, labels)
+    for group, values in zip(groups, scores):
+        slopes = np.zeros((len(samples), group.units))
+        for row, sample in zip(slopes, samples):
+            for member in group.consumers:
+                product = weights[member.parameter] * sample[member.parameter]
+                for position, unit in zip(member.positions, member.units):
+                    inner = product.shape[1]
+                    block, place = divmod(int(position), inner)
+                    rows = product.shape[0] * inner // member.size
+                    row[unit] += product[block * rows : (block + 1) * rows, place].sum()
+        assert np.allclose(values, np.mean(np.abs(slopes) ** power, axis=0), rtol=1e-4)
+
+
+def test_fisher_of_packed_weights():
+    """A reader that is no module with one input is taken by its weights."""
+
+    class Packed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 6)
+            self.weight = nn.Parameter(torch.randn(3, 6))
+
+        def forward(self, x):
+            return F.linear(torch.relu(self.inner(x)), self.weight)
+
+    torch.manual_seed(0)
+    net = Packed()
+    images, labels = torch.randn(1, 4), torch.tensor([1])
+    _, (values,) = scores_of(FisherSensitivity(), net, [images, labels])
+    weights, (sample,) = sample_gradients(net, images, labels)
+    assert np.allclose(values, (weights["weight"] * sample["weight"]).sum(0) ** 2, rtol=1e-4)
+
+
+def test_output_change_against_a_masked_copy():
+    net, images, labels = small_net(4)
+    groups, scores = scores_of(OutputChangeSensitivity(), net, [images, labels])
+    net.eval()
+    with torch.no_grad():
+        before = net(images)
+        for unit in range(12):
+            twin = copy.deepcopy(net)
+            twin.head.weight[:, unit] = 0
+            expected = float((twin(images) - before).square().mean())
+            index = next(i for i, g in enumerate(groups) if g.units == 12)
+            assert scores[index][unit] == pytest.approx(expected, rel=1e-4)
+
+
+def test_output_change_of_a_grouped_reader():
+    net, images, labels = small_net(4)
+    groups, scores = scores_of(OutputChangeSensitivity(), net, [images, labels])
+    index = next(i for i, g in enumerate(groups) if g.units == 8)
+    net.eval()
+    with torch.no_grad():
+        for unit in range(8):
+            twin = copy.deepcopy(net)
+            twin.second.weight[:, unit] = 0
+            block, inner = divmod(unit, 4)
+            twin.grouped.weight[6 * block : 6 * block + 6, inner] = 0
+            expected = float((twin(images) - net(images)).square().mean())
+            assert scores[index][unit] == pytest.approx(expected, rel=1e-4)
+
+
+def test_change_of_the_loss():
+    net, images, labels = small_net(4)
+    groups, scores = scores_of(OutputChangeSensitivity(of="loss"), net, [images, labels])
+    index = next(i for i, g in enumerate(groups) if g.units == 12)
+    net.eval()
+    with torch.no_grad():
+        before = F.cross_entropy(net(images), labels)
+        for unit in range(12):
+            twin = copy.deepcopy(net)
+            twin.head.weight[:, unit] = 0
+            expected = abs(float(F.cross_entropy(twin(images), labels) - before))
+            assert scores[index][unit] == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    with pytest.raises(ValueError, match="of is 'x'"):
+        OutputChangeSensitivity(of="x")
+
+
+def test_estimates_agree_with_the_ground_truth_in_order():
+    """Fisher and Taylor rank channels as the measured change of the loss does, far better than chance."""
+    net, images, labels = small_net(5)
+    _, truth = scores_of(OutputChangeSensitivity(piece=1, of="loss"), net, [images, labels])
+    for estimate in (FisherSensitivity(power=1.0), TaylorLossSensitivity(piece=1)):
+        _, scores = scores_of(estimate, net, [images, labels])
+        for one, two in zip(truth, scores):
+            ranks = np.corrcoef(np.argsort(np.argsort(one)), np.argsort(np.argsort(two)))[0, 1]
+            assert ranks > 0.5
+
+
+def test_loss_can_be_set():
+    net, images, labels = small_net(6)
+    sensitivity = TaylorLossSensitivity()
+    _, first = scores_of(sensitivity, net, [images, labels])
+    sensitivity.set_loss_func(lambda output, label: 3 * F.cross_entropy(output, label))
+    _, second = scores_of(sensitivity, net, [images, labels])
+    assert all(np.allclose(3 * one, two, rtol=1e-4) for one, two in zip(first, second))
+
+
+def test_nan_gradient_names_the_parameter():
+    net, images, labels = small_net()
+
+    class Break(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * float("nan")
+
+    net.norm.register_forward_hook(lambda module, arguments, output: Break.apply(output))
+    with pytest.raises(WeightsError, match=r"gradient of first\.weight is NaN or infinite"):
+        scores_of(TaylorLossSensitivity(), net, [images, labels])
+
+
+@pytest.mark.parametrize("kind", [TaylorLossSensitivity, FisherSensitivity])
+def test_layer_that_no_gradient_reaches_is_named(kind):
+    net, images, labels = small_net()
+    with torch.no_grad():
+        net.head.weight.zero_()
+    with pytest.raises(WeightsError, match="layer 'first': the sensitivity of all its 8 channels is 0"):
+        scores_of(kind(), net, [images, labels])
+
+
+def test_names():
+    assert isinstance(get_sensitivity("FisherSensitivity"), FisherSensitivity)
+    assert isinstance(get_sensitivity(MagnitudeSensitivity), MagnitudeSensitivity)
+    with pytest.raises(ConfigError, match="sensitivity 'Taylor' is unknown"):
+        get_sensitivity("Taylor")
+    with pytest.raises(ConfigError, match="has no method setup_initialization"):
+        get_sensitivity(object())
