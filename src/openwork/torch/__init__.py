@@ -11,12 +11,14 @@ from openwork.torch.retrain import (
     save_prune_retrain_model,
     set_logging_level,
 )
+from openwork.torch.search import auto_channel_prune_search
 from openwork.torch.verify import verify
 
 __all__ = [
     "Analysis",
     "PrunePlan",
     "analyze",
+    "auto_channel_prune_search",
     "create_prune_retrain_model",
     "prune",
     "restore_prune_retrain_model",

@@ -7,9 +7,10 @@ pass gives the gates of every sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -137,15 +138,21 @@ def _voices(group: PruneGroup) -> tuple[Member, ...]:
 
 
 @contextmanager
-def _watch(readers: object) -> Iterator[None]:
-    """Note the inputs of the readers' modules while a forward runs."""
-    handles = []
-    for reader in readers:  # type: ignore[attr-defined]
+def _watch(readers: Iterable[_Reader]) -> Iterator[None]:
+    """Note the inputs of the readers' modules while a forward runs.
 
-        def note(module: nn.Module, arguments: tuple[object, ...], reader: _Reader = reader) -> None:
-            value = arguments[0] if arguments else None
-            if isinstance(value, Tensor) and value.requires_grad:
-                reader.inputs.append(value)
+    Each module reads a view of its own, so that the slope at its input comes through this module alone, not
+    through a residual connection beside it.
+    """
+    handles = []
+    for reader in readers:
+
+        def note(module: nn.Module, arguments: tuple[Any, ...], reader: _Reader = reader) -> tuple[Any, ...] | None:
+            if not arguments or not isinstance(arguments[0], Tensor) or not arguments[0].requires_grad:
+                return None
+            own = arguments[0].view_as(arguments[0])
+            reader.inputs.append(own)
+            return (own, *arguments[1:])
 
         handles.append(reader.module.register_forward_pre_hook(note))
     try:

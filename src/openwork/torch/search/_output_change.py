@@ -53,11 +53,12 @@ class OutputChangeSensitivity(DataSensitivity):
             if member.parameter in tensors:
                 start = changed.get(member.parameter, tensors[member.parameter])
                 changed[member.parameter] = silenced(member, unit, start)
-        return float((self._result(piece, changed) - before).square().mean())
+        change = self._result(piece, changed) - before
+        return float(change.abs() if self.of == "loss" else change.square().mean())
 
     def _result(self, piece: Batch, changed: dict[str, Tensor]) -> Tensor:
         if self.of == "loss":
-            return compute_loss(_Replaced(self.model, changed), piece, self.loss_function).abs().sqrt()
+            return compute_loss(_Replaced(self.model, changed), piece, self.loss_function)
         output = functional_call(self.model, changed, piece.inputs.args, piece.inputs.kwargs)
         return output_tensor(output)
 

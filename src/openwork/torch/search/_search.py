@@ -41,7 +41,7 @@ from openwork.search._records import removed_units, shown_member, unit_scores
 from openwork.search.cost import CostModel, from_terms
 from openwork.torch.analysis import Analysis, analyze
 from openwork.torch.prune import weights_of
-from openwork.torch.retrain.flow import settings_of
+from openwork.torch.retrain.channels import settings_of
 from openwork.torch.search._batches import Batch, read_batches
 from openwork.torch.search._distributed import is_writer
 from openwork.torch.search._graph import SearchGraph, graph_info
