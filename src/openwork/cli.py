@@ -17,6 +17,7 @@ _COMMANDS: dict[str, str] = {
     "analyze": "openwork.torch.command",
     "convert": "openwork.convert.command",
     "decompress": "openwork.convert.command_decompress",
+    "demo": "openwork.demo.command",
     "inspect": "openwork.convert.command_inspect",
     "run-check": "openwork.convert.command_run_check",
 }
@@ -29,7 +30,14 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module = import_module(_COMMANDS[cmd_name])
+        try:
+            module = import_module(_COMMANDS[cmd_name])
+        except ModuleNotFoundError as error:
+            extra = _COMMANDS[cmd_name].split(".")[1].replace("convert", "onnx")
+            raise OpenworkError(
+                f"{cmd_name} needs {error.name}, which is not installed; "
+                f'install it with: pip install "openwork[{extra}]"'
+            ) from error
         command: click.Command = module.command
         return command
 
