@@ -33,7 +33,9 @@ def build(target: str) -> Any:
             raise ConfigError(f"model {target!r}: {module_name!r} has no {part!r}; {nearest(part, dir(found))}")
         found = getattr(found, part)
     if not callable(found):
-        raise ConfigError(f"model {target!r} is a {type(found).__name__}; a function or class that builds a model is needed")
+        raise ConfigError(
+            f"model {target!r} is a {type(found).__name__}; a function or class that builds a model is needed"
+        )
     try:
         parameters = inspect.signature(found).parameters
     except (TypeError, ValueError):

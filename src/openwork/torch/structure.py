@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -64,11 +66,13 @@ def unwrap(model: nn.Module) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(f"model is a {type(model).__name__}; a torch.nn.Module is needed")
-    while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        model = model.module
-    original = getattr(model, "_orig_mod", None)
-    if isinstance(original, nn.Module):  # torch.compile
-        model = original
+    while True:
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):  # torch.compile
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            break
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise UnsupportedModelError(
@@ -107,11 +111,69 @@ def copy_structure(model: nn.Module, convert: Callable[[str, torch.Tensor], torc
             memo[id(tensor)] = tensor.detach().clone()
             keep.append(tensor)
     try:
-        return copy.deepcopy(model, memo)
+        return _copy_module(model, memo)
     except Exception as error:
+        place = _not_copied(model)
         raise UnsupportedModelError(
-            f"{type(model).__name__} cannot be copied by copy.deepcopy: {one_line(error)}"
+            f"{type(model).__name__}{f' (attribute {place})' if place else ''} cannot be copied by copy.deepcopy: "
+            f"{one_line(error)}"
         ) from error
+
+
+def _not_copied(model: nn.Module) -> str:
+    """Path of the first plain attribute that copy.deepcopy refuses; empty if none does alone."""
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if attribute in ("_modules", "_parameters", "_buffers"):
+                continue
+            try:
+                copy.deepcopy(value)
+            except Exception:
+                return f"{name}.{attribute}" if name else attribute
+    return ""
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type, FunctionType, BuiltinFunctionType, torch.Size,
+          torch.dtype, torch.device)  # fmt: skip
+_EMPTY = (dict, list, set)
+
+
+def _copy_module(module: nn.Module, memo: dict[int, Any]) -> Any:
+    """What copy.deepcopy makes of a module, without its cost for the dozen empty tables that each module has."""
+    known = memo.get(id(module))
+    if known is not None:
+        return known
+    kind = type(module)
+    if (
+        hasattr(kind, "__deepcopy__")
+        or kind.__reduce_ex__ is not object.__reduce_ex__
+        or kind.__reduce__ is not object.__reduce__
+        or kind.__getstate__ not in (nn.Module.__getstate__, object.__getstate__)
+        or (kind.__setstate__ is not nn.Module.__setstate__
+        and kind.__setstate__.__module__.split(".")[0] != "torch")
+    ):
+        return copy.deepcopy(module, memo)
+    twin = kind.__new__(kind)
+    memo[id(module)] = twin
+    values = twin.__dict__
+    for name, value in module.__dict__.items():
+        if name == "_compiled_call_impl":
+            values[name] = None
+        elif name == "_modules":
+            values[name] = {key: None if child is None else _copy_module(child, memo) for key, child in value.items()}
+        elif name in ("_parameters", "_buffers"):
+            values[name] = {
+                key: None if tensor is None else memo.get(id(tensor), tensor) for key, tensor in value.items()
+            }
+        elif isinstance(value, _PLAIN):
+            values[name] = value
+        elif isinstance(value, _EMPTY) and not value:
+            values[name] = (
+                type(value)() if type(value) in _EMPTY or isinstance(value, OrderedDict) else copy.copy(value)
+            )
+        else:
+            values[name] = copy.deepcopy(value, memo)
+    return twin
 
 
 def one_line(error: BaseException) -> str:

@@ -98,7 +98,6 @@ def apply_plan(model: nn.Module, plan: Plan) -> nn.Module:
     result = copy_structure(model, convert)
     for repair in plan.repairs:
         set_attribute(result, repair)
-    result.train(model.training)
     return result
 
 
@@ -119,7 +118,7 @@ def set_attribute(model: nn.Module, repair: Repair) -> None:
     """Set one attribute; lists are restored to the type that stands there.
 
     Raises:
-        RecordError: no such module or attribute.
+        RecordError: no such module or attribute, or it does not have the old value.
     """
     try:
         module = model.get_submodule(repair.module)
@@ -132,7 +131,17 @@ def set_attribute(model: nn.Module, repair: Repair) -> None:
         raise RecordError(
             f"module {repair.module!r} has no attribute {repair.attribute!r}; {nearest(repair.attribute, vars(module))}"
         )
-    setattr(module, repair.attribute, like(vars(module)[repair.attribute], repair.new))
+    found = vars(module)[repair.attribute]
+    if _listed(found) not in (_listed(repair.old), _listed(repair.new)):
+        raise RecordError(
+            f"module {repair.module!r}: {repair.attribute} is {found!r}; the plan needs {repair.old!r} "
+            "(it is of another model, or already pruned)"
+        )
+    setattr(module, repair.attribute, like(found, repair.new))
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def like(template: Any, value: Any) -> Any:

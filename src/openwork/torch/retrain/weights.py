@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 from openwork.errors import FileError, WeightsError, nearest
+from openwork.torch.structure import one_line
 
 __all__ = ["load_state", "read_checkpoint"]
 
-_PREFIX = "module."
+# What DataParallel, DistributedDataParallel and torch.compile put before every key.
+_PREFIXES = ("module.", "_orig_mod.")
 
 
 def read_checkpoint(path: str | os.PathLike[str], name: str | None = None) -> dict[str, torch.Tensor]:
@@ -26,7 +28,7 @@ def read_checkpoint(path: str | os.PathLike[str], name: str | None = None) -> di
         name: key of the state dict inside the checkpoint; None if the checkpoint is the state dict.
 
     Returns:
-        Tensors by name, on the CPU, without a ``module.`` prefix that all keys share.
+        Tensors by name, on the CPU.
 
     Raises:
         FileError: missing, a folder, unreadable.
@@ -69,18 +71,31 @@ def read_checkpoint(path: str | os.PathLike[str], name: str | None = None) -> di
         raise WeightsError(
             f"weights file {target}: {wrong[0]!r} is a {type(state[wrong[0]]).__name__}, no tensor{hint}"
         )
-    if state and all(key.startswith(_PREFIX) for key in state):
-        state = {key[len(_PREFIX) :]: value for key, value in state.items()}
+    return state
+
+
+def without_prefix(state: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """The state without the prefix of a wrapper that all of its keys share, if the model's keys do not have it."""
+    state, found = dict(state), True
+    while found and state:
+        found = False
+        for prefix in _PREFIXES:
+            if all(key.startswith(prefix) for key in state) and not all(key.startswith(prefix) for key in own):
+                state, found = {key[len(prefix) :]: value for key, value in state.items()}, True
     return state
 
 
 def load_state(model: nn.Module, state: Mapping[str, Any], source: str) -> None:
     """Load a state dict strictly; on any error the model keeps its weights.
 
+    A prefix that a wrapper (DataParallel, torch.compile) put before all keys is taken off. Parameters on the meta
+    device become those of the file.
+
     Raises:
         WeightsError: keys are missing or unexpected, or a shape differs; names the first of them.
     """
     own = model.state_dict()
+    state = without_prefix(state, own)
     missing = [key for key in own if key not in state]
     extra = [key for key in state if key not in own]
     if missing or extra:
@@ -101,4 +116,8 @@ def load_state(model: nn.Module, state: Mapping[str, Any], source: str) -> None:
                 f"weights file {source}: {key!r} has shape {list(given.shape)}; the model of this record needs "
                 f"{list(value.shape)}"
             )
-    model.load_state_dict(dict(state), strict=True)
+    on_meta = any(isinstance(value, torch.Tensor) and value.is_meta for value in own.values())
+    try:
+        model.load_state_dict(state, strict=True, assign=on_meta)
+    except RuntimeError as error:
+        raise WeightsError(f"weights file {source} does not fit the model: {one_line(error)}") from error
