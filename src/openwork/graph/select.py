@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from openwork.graph.groups import IntArray, PruneGroup
 
-__all__ = ["balanced", "channels_per_unit", "lowest", "removable"]
+__all__ = ["balanced", "channels_per_unit", "lowest", "needed", "removable"]
 
 
 def channels_per_unit(group: PruneGroup) -> int:
@@ -60,14 +60,34 @@ def lowest(group: PruneGroup, scores: npt.NDArray[np.float64], steps: int) -> In
     """
     if steps <= 0:
         return np.zeros(0, dtype=np.int64)
+    scores = np.array(scores, dtype=np.float64)
+    scores[needed(group, scores)] = np.inf
     order = np.lexsort((np.arange(group.units), scores, group.block_of))
     begin = np.searchsorted(group.block_of[order], np.arange(group.blocks))
     chosen = [order[start : start + steps * step] for start, step in zip(begin, group.steps, strict=True)]
     return np.sort(np.concatenate(chosen)).astype(np.int64)
 
 
+def needed(group: PruneGroup, scores: npt.NDArray[np.float64]) -> IntArray:
+    """Units that must stay so that no parameter loses a whole axis: the best of those that make it up.
+
+    A layer may read part of a group only (the pieces of an uneven split).
+    """
+    keep = []
+    for member in group.members:
+        if len(member.positions) == member.size:
+            units = np.flatnonzero(np.bincount(member.units, minlength=group.units))
+            if len(units) < group.units:
+                keep.append(units[np.argmax(scores[units])])
+    return np.unique(np.array(keep, dtype=np.int64))
+
+
 def balanced(group: PruneGroup, removed: IntArray) -> bool:
     """Whether these units take a whole number of steps from every block and leave something in each."""
     gone = np.bincount(group.block_of[removed], minlength=group.blocks)
     steps = gone // group.steps
+    dead = np.zeros(group.units, dtype=bool)
+    dead[removed] = True
+    if any(len(m.positions) == m.size and dead[m.units].all() for m in group.members):
+        return False
     return bool((gone % group.steps == 0).all() and (steps == steps[0]).all() and steps[0] <= group.most_steps)

@@ -88,6 +88,18 @@ class _Reasons:
         self.index[new] = len(self.texts) - 1
         return True
 
+    def add_all(self, parts: list[tuple[IntArray, str]]) -> None:
+        """Many at once; a component keeps the first reason given."""
+        if not parts:
+            return
+        first = len(self.texts)
+        self.texts += [why for _, why in parts]
+        components = np.concatenate([part for part, _ in parts])
+        which = np.repeat(np.arange(first, first + len(parts)), [len(part) for part, _ in parts])
+        fresh = self.index[components] < 0
+        # Written backwards, so that the first reason is the one that stays.
+        self.index[components[fresh][::-1]] = which[fresh][::-1]
+
 
 @dataclass(eq=False)
 class _Rows:
@@ -156,8 +168,7 @@ def settle(store: LabelStore) -> Settled:
     """Resolve all labels of a traced model."""
     number, component = _components(store)
     reasons = _Reasons(number)
-    for labels, why in store.frozen:
-        reasons.add(np.unique(component[labels]), why)
+    reasons.add_all([(component[labels], why) for labels, why in store.frozen])
     constraints: list[_Rows] = []
     again = True
     arrays = [(component[labels], location) for labels, location in store.rectangles]
@@ -210,12 +221,14 @@ def _roles(store: LabelStore) -> tuple[np.ndarray, np.ndarray]:
     by_start = np.argsort([axis.start for axis in store.owned], kind="stable")
     starts = np.array([store.owned[i].start for i in by_start], dtype=np.int64)
     ends = np.array([store.owned[i].start + store.owned[i].size for i in by_start], dtype=np.int64)
-    for labels, role in store.roles:
-        unique = np.unique(labels)
-        index = np.unique(np.searchsorted(starts, unique, side="right") - 1)
-        index = index[(index >= 0)]
-        index = index[np.array([bool(((unique >= starts[i]) & (unique < ends[i])).any()) for i in index], dtype=bool)]
-        (consumed if role is Role.CONSUMES else produced)[by_start[index]] = True
+    for role, marked in ((Role.CONSUMES, consumed), (Role.PRODUCES, produced)):
+        given = [labels for labels, given_role in store.roles if given_role is role]
+        if not given or not len(starts):
+            continue
+        labels = np.concatenate(given)
+        place = np.searchsorted(starts, labels, side="right") - 1
+        place = place[(place >= 0) & (labels < ends[place])]
+        marked[by_start[place]] = True
     return consumed, produced
 
 

@@ -45,9 +45,7 @@ class Importance(abc.ABC):
     needs_gradients: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def score(
-        self, group: PruneGroup, weights: ArraySource, gradients: GradientSource | None = None
-    ) -> FloatArray:
+    def score(self, group: PruneGroup, weights: ArraySource, gradients: GradientSource | None = None) -> FloatArray:
         """Score the units of one group.
 
         Args:
@@ -137,6 +135,4 @@ def read_gradient(
 
 def is_learned(member: Member) -> bool:
     """False for running statistics, which describe the data and are no weights of the model."""
-    return not (
-        member.role is Role.CARRIES and member.parameter.rpartition(".")[2] in ("running_mean", "running_var")
-    )
+    return not (member.role is Role.CARRIES and member.parameter.rpartition(".")[2] in ("running_mean", "running_var"))

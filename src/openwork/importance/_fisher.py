@@ -23,9 +23,7 @@ class Fisher(Importance):
     name: ClassVar[str] = "fisher"
     needs_gradients: ClassVar[bool] = True
 
-    def score(
-        self, group: PruneGroup, weights: ArraySource, gradients: GradientSource | None = None
-    ) -> FloatArray:
+    def score(self, group: PruneGroup, weights: ArraySource, gradients: GradientSource | None = None) -> FloatArray:
         """See `Importance.score`."""
         total = np.zeros(group.units)
         for product in member_products(self, group, weights, gradients):

@@ -23,9 +23,7 @@ __all__ = ["L1Magnitude", "L2Magnitude"]
 class _Magnitude(Importance):
     power: ClassVar[int]
 
-    def score(
-        self, group: PruneGroup, weights: ArraySource, gradients: GradientSource | None = None
-    ) -> FloatArray:
+    def score(self, group: PruneGroup, weights: ArraySource, gradients: GradientSource | None = None) -> FloatArray:
         """See `Importance.score`; gradients are not read.
 
         Producers and consumers count (a channel that nobody reads is worth nothing, however loud); the mean

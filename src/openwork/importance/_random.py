@@ -24,8 +24,6 @@ class Random(Importance):
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
-    def score(
-        self, group: PruneGroup, weights: ArraySource, gradients: GradientSource | None = None
-    ) -> FloatArray:
+    def score(self, group: PruneGroup, weights: ArraySource, gradients: GradientSource | None = None) -> FloatArray:
         """See `Importance.score`; neither weights nor gradients are read."""
         return np.random.default_rng((self.seed, group.index)).random(group.units)

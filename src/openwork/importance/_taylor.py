@@ -48,9 +48,7 @@ class Taylor(Importance):
     name: ClassVar[str] = "taylor"
     needs_gradients: ClassVar[bool] = True
 
-    def score(
-        self, group: PruneGroup, weights: ArraySource, gradients: GradientSource | None = None
-    ) -> FloatArray:
+    def score(self, group: PruneGroup, weights: ArraySource, gradients: GradientSource | None = None) -> FloatArray:
         """See `Importance.score`."""
         total = np.zeros(group.units)
         for product in member_products(self, group, weights, gradients):

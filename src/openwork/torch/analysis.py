@@ -17,7 +17,7 @@ from openwork.graph.plan import GroupCut, Repair, group_cut
 from openwork.graph.select import lowest
 from openwork.graph.settle import Settled, settle
 from openwork.torch.costs import cost_terms
-from openwork.torch.layers import certain_repairs
+from openwork.torch.layers import certain_repairs, cut_shapes
 from openwork.torch.repair import Unrepairable, repair
 from openwork.torch.structure import Inputs, bind_inputs, copy_structure, shape_only, unwrap
 from openwork.torch.surgery import cut_tensor, set_attribute
@@ -97,16 +97,16 @@ class Analysis:
         for group in cuts:
             for cut in group.cuts:
                 by_parameter.setdefault(cut.parameter, []).append(cut)
-        twin = copy_structure(
-            self.model,
-            lambda name, tensor: cut_tensor(shape_only(tensor), by_parameter.get(name, [])),
-        )
-        twin.eval()
-        repairs = certain_repairs(twin, {name.rpartition(".")[0] for name in by_parameter})
-        for change in repairs:
-            set_attribute(twin, change)
+        repairs = certain_repairs(self.model, cut_shapes(self.model, by_parameter))
         dead = self.settled.dead_labels(dict(removed))
         if self.trace.at_risk(dead):
+            twin = copy_structure(
+                self.model,
+                lambda name, tensor: cut_tensor(shape_only(tensor), by_parameter.get(name, [])),
+            )
+            twin.eval()
+            for change in repairs:
+                set_attribute(twin, change)
             try:
                 repairs += repair(twin, self.inputs.to(shape_only), self.trace, dead)
             except Unrepairable as failure:

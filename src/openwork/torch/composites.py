@@ -24,11 +24,13 @@ class Composite:
         name: name in records and messages.
         bind: (args, kwargs) -> arguments by name, or None if this use is to be left to its parts.
         plain: a function that takes the bound arguments by name, where one is needed to call it again.
+        shape: shape of the result from bound arguments; on meta tensors the function is then not run at all.
     """
 
     name: str
     bind: Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any] | None]
     plain: Callable[..., Any] | None = None
+    shape: Callable[[dict[str, Any]], tuple[int, ...]] | None = None
 
     def call(self, arguments: dict[str, Any]) -> Any:
         """Run the function on bound arguments."""
@@ -37,7 +39,12 @@ class Composite:
         return self.plain(**{name: value for name, value in arguments.items() if value is not None})
 
 
-def _simple(name: str, pattern: Callable[..., Any], plain: Callable[..., Any] | None = None) -> Composite:
+def _simple(
+    name: str,
+    pattern: Callable[..., Any],
+    plain: Callable[..., Any] | None = None,
+    shape: Callable[[dict[str, Any]], tuple[int, ...]] | None = None,
+) -> Composite:
     """Bind by the signature of `pattern`."""
     signature = inspect.signature(pattern)
 
@@ -49,7 +56,7 @@ def _simple(name: str, pattern: Callable[..., Any], plain: Callable[..., Any] | 
         bound.apply_defaults()
         return dict(bound.arguments)
 
-    return Composite(name, bind, plain)
+    return Composite(name, bind, plain, shape)
 
 
 def _variadic(name: str, *lead: str, sizes: str) -> Composite:
@@ -123,6 +130,38 @@ def _attention(
 ) -> None: ...
 
 
+def _like_input(arguments: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(arguments["input"].shape)
+
+
+def _linear_shape(arguments: dict[str, Any]) -> tuple[int, ...]:
+    x, weight = arguments["input"], arguments["weight"]
+    if weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
+        raise RuntimeError(f"linear: input has {x.shape[-1]} features, weight is {list(weight.shape)}")
+    return (*x.shape[:-1], weight.shape[0])
+
+
+def _batch_norm_shape(arguments: dict[str, Any]) -> tuple[int, ...]:
+    x = arguments["input"]
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        vector = arguments[name]
+        if vector is not None and vector.shape[0] != x.shape[1]:
+            raise RuntimeError(f"batch_norm: input has {x.shape[1]} channels, {name} has {vector.shape[0]}")
+    return tuple(x.shape)
+
+
+def _batch_norm(
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> None: ...
+
+
 def _instance_norm(
     input: Any,
     running_mean: Any = None,
@@ -158,7 +197,8 @@ COMPOSITES: dict[Any, Composite] = {
     torch.Tensor.__rmatmul__: Composite("torch.matmul", _reversed_matmul, torch.matmul),
     torch.einsum: Composite("torch.einsum", _einsum, _run_einsum),
     torch.functional.einsum: Composite("torch.einsum", _einsum, _run_einsum),
-    F.linear: _simple("torch.linear", _linear),
+    F.linear: _simple("torch.linear", _linear, F.linear, _linear_shape),
+    F.batch_norm: _simple("torch.batch_norm", _batch_norm, F.batch_norm, _batch_norm_shape),
     F.layer_norm: _simple("torch.layer_norm", _layer_norm, F.layer_norm),
     F.group_norm: _simple("torch.group_norm", _group_norm, F.group_norm),
     F.instance_norm: _simple("torch.instance_norm", _instance_norm, F.instance_norm),

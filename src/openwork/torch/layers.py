@@ -5,14 +5,15 @@ These layers are the vocabulary of every model; everything else is found by `ope
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from openwork.graph.plan import Repair
+from openwork.graph.plan import Cut, Repair
 
-__all__ = ["certain_repairs", "states_sizes"]
+__all__ = ["certain_repairs", "cut_shapes", "states_sizes"]
 
 # What torch's own layers state about their parameters: (class, attribute, parameter, axis).
 _STATED: tuple[tuple[type, str, str, int], ...] = (
@@ -22,7 +23,6 @@ _STATED: tuple[tuple[type, str, str, int], ...] = (
     (nn.Bilinear, "in1_features", "weight", 1),
     (nn.Bilinear, "in2_features", "weight", 2),
     (nn.modules.batchnorm._NormBase, "num_features", "weight", 0),
-    (nn.modules.batchnorm._NormBase, "num_features", "running_mean", 0),
     (nn.GroupNorm, "num_channels", "weight", 0),
     (nn.Embedding, "embedding_dim", "weight", 1),
     (nn.EmbeddingBag, "embedding_dim", "weight", 1),
@@ -30,12 +30,13 @@ _STATED: tuple[tuple[type, str, str, int], ...] = (
 )
 
 
-def certain_repairs(model: nn.Module, touched: set[str]) -> list[Repair]:
+def certain_repairs(model: nn.Module, shapes: Mapping[int, tuple[int, ...]]) -> list[Repair]:
     """Attributes of torch's own layers that follow from the shapes of their cut parameters.
 
     Args:
-        model: the model after its parameters were cut.
-        touched: paths of modules that own a cut parameter.
+        model: the unpruned model.
+        shapes: shape after the cut of each parameter and buffer that is cut, by the tensor's ``id`` (tied
+            parameters have several names).
     """
     repairs: list[Repair] = []
 
@@ -44,24 +45,45 @@ def certain_repairs(model: nn.Module, touched: set[str]) -> list[Repair]:
         if old != new:
             repairs.append(Repair(path, attribute, _plain(old), _plain(new)))
 
-    for path in sorted(touched):
-        module = model.get_submodule(path)
-        if isinstance(module, nn.modules.conv._ConvNd):
-            _state_convolution(path, module, state)
+    for path, module in model.named_modules():
+        own = {
+            name: shapes.get(id(tensor), tuple(tensor.shape))
+            for name, tensor in (*module._parameters.items(), *module._buffers.items())
+            if tensor is not None
+        }
+        if not any(id(tensor) in shapes for tensor in (*module._parameters.values(), *module._buffers.values())):
             continue
+        if isinstance(module, nn.modules.conv._ConvNd):
+            if "weight" in own:
+                _state_convolution(path, module, own["weight"], state)
+            continue
+        if isinstance(module, nn.modules.batchnorm._NormBase) and "running_mean" in own and "weight" not in own:
+            state(path, module, "num_features", own["running_mean"][0])
         for kind, attribute, parameter, axis in _STATED:
-            tensor = getattr(module, parameter, None)
-            if isinstance(module, kind) and isinstance(tensor, torch.Tensor) and hasattr(module, attribute):
-                state(path, module, attribute, tensor.shape[axis])
-        if isinstance(module, (nn.LayerNorm, getattr(nn, "RMSNorm", nn.LayerNorm))):
-            weight = module.weight
-            if isinstance(weight, torch.Tensor):
-                state(path, module, "normalized_shape", tuple(weight.shape))
-        if isinstance(module, nn.GroupNorm) and isinstance(module.weight, torch.Tensor):
-            old = next((r.old for r in repairs if r.module == path and r.attribute == "num_channels"), None)
-            if old == module.num_groups:  # one channel per group stays one channel per group
-                state(path, module, "num_groups", module.weight.shape[0])
+            if isinstance(module, kind) and parameter in own and hasattr(module, attribute):
+                state(path, module, attribute, own[parameter][axis])
+        if isinstance(module, (nn.LayerNorm, getattr(nn, "RMSNorm", nn.LayerNorm))) and "weight" in own:
+            state(path, module, "normalized_shape", own["weight"])
+        if isinstance(module, nn.GroupNorm) and "weight" in own and module.num_groups == module.num_channels:
+            state(path, module, "num_groups", own["weight"][0])  # one channel per group stays so
     return repairs
+
+
+def cut_shapes(model: nn.Module, cuts: Mapping[str, Sequence[Cut]]) -> dict[int, tuple[int, ...]]:
+    """Shape after the cut of each tensor that is cut, by its ``id``.
+
+    Args:
+        model: the unpruned model.
+        cuts: cuts by parameter name.
+    """
+    shapes = {}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if name in cuts:
+            shape = list(tensor.shape)
+            for cut in cuts[name]:
+                shape[cut.axis] -= len(cut.removed) // cut.blocks
+            shapes[id(tensor)] = tuple(shape)
+    return shapes
 
 
 def states_sizes(module: nn.Module) -> bool:
@@ -76,22 +98,15 @@ _PLAIN_FORWARDS = {kind.forward for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn
                                              nn.ConvTranspose3d)}  # fmt: skip
 
 
-def _state_convolution(path: str, module: nn.Module, state: Any) -> None:
-    weight = module.weight
-    assert isinstance(weight, torch.Tensor)
-    groups = int(module.groups)  # type: ignore[arg-type]
-    old_in, old_out = int(module.in_channels), int(module.out_channels)  # type: ignore[arg-type]
-    outer, inner = weight.shape[0], weight.shape[1]
+def _state_convolution(path: str, module: Any, weight: tuple[int, ...], state: Any) -> None:
+    groups, old_in, old_out = module.groups, module.in_channels, module.out_channels
+    outer, inner = weight[0], weight[1]
     if groups > 1 and groups == old_in:
-        multiplier = old_out // old_in
-        groups = outer if module.transposed else outer // multiplier  # type: ignore[truthy-function]
+        groups = outer if module.transposed else outer // (old_out // old_in)
     state(path, module, "groups", groups)
-    if module.transposed:  # type: ignore[truthy-function]
-        state(path, module, "in_channels", outer)
-        state(path, module, "out_channels", inner * groups)
-    else:
-        state(path, module, "out_channels", outer)
-        state(path, module, "in_channels", inner * groups)
+    into, out = (outer, inner * groups) if module.transposed else (inner * groups, outer)
+    state(path, module, "in_channels", into)
+    state(path, module, "out_channels", out)
 
 
 def _plain(value: Any) -> Any:

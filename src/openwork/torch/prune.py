@@ -47,16 +47,16 @@ class PrunePlan(Plan):
 
 
 def weights_of(model: nn.Module) -> Callable[[str], np.ndarray]:
-    """Parameters and buffers of a model as float64-convertible arrays, by qualified name, cached."""
+    """Parameters and buffers of a model as arrays (half types as float32), by qualified name, cached."""
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     cache: dict[str, np.ndarray] = {}
 
     def weights(name: str) -> np.ndarray:
         if name not in cache:
             tensor = tensors[name].detach()
-            cache[name] = (
-                tensor.to("cpu", torch.float32).numpy() if tensor.is_floating_point() else tensor.cpu().numpy()
-            )
+            if tensor.dtype in (torch.float16, torch.bfloat16):
+                tensor = tensor.float()
+            cache[name] = tensor.cpu().numpy()
         return cache[name]
 
     return weights

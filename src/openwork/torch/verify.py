@@ -32,7 +32,7 @@ _STATISTICS = {
     "aten.rms_norm", "aten._softmax", "aten._log_softmax", "aten._safe_softmax", "aten.softmax", "aten.log_softmax",
     "aten.sum", "aten.mean", "aten.var", "aten.std", "aten.var_mean", "aten.std_mean", "aten.norm",
     "aten.linalg_vector_norm", "aten.amax", "aten.amin", "aten.max", "aten.min", "aten.logsumexp", "aten.prod",
-    "aten.all", "aten.any", "aten.native_batch_norm", "aten._native_batch_norm_legit",
+    "torch.batch_norm", "aten.all", "aten.any", "aten.native_batch_norm", "aten._native_batch_norm_legit",
 }  # fmt: skip
 _PRODUCTS = {"torch.matmul", "aten.bmm", "aten.mm", "torch.einsum", "aten.baddbmm",
              "torch.scaled_dot_product_attention"}  # fmt: skip
@@ -91,7 +91,9 @@ class _Masked(Watcher):
             if record is None or record.name != call.name:
                 # Calls without a tensor result have no record.
                 return run()
-            if packet in _STATISTICS and any(self.dead[e.labels].any() for m in record.inputs for e in m.entries):
+            if packet == "torch.batch_norm" and not call.get("training"):
+                result = run()
+            elif packet in _STATISTICS and any(self.dead[e.labels].any() for m in record.inputs for e in m.entries):
                 result = self._over_survivors(call, record)
             elif packet in _PRODUCTS and self._dying_product(record):
                 result = self._product(call, record)

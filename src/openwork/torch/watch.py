@@ -128,6 +128,8 @@ class _Functions(TorchFunctionMode):
                 assert bound is not None
 
                 def run() -> Any:
+                    if composite.shape is not None and args and args[0].device.type == "meta":
+                        return torch.empty(composite.shape(bound), dtype=args[0].dtype, device="meta")
                     return func(*args, **kwargs)
 
                 return watcher.on_call(Call(composite.name, composite, bound), run)
