@@ -22,6 +22,16 @@ _COMMANDS: dict[str, str] = {
     "run-check": "openwork.convert.command_run_check",
 }
 
+# Lines of --help: asking the commands for theirs would import every framework.
+_SUMMARIES: dict[str, str] = {
+    "analyze": "Show what can be pruned in a model, and what cannot and why.",
+    "convert": "Find 2:4 weights in a model file and store them compressed.",
+    "decompress": "Undo convert: the original weights, bit for bit.",
+    "demo": "Train, prune, retrain, export and compare a small network.",
+    "inspect": "Say which layers of a model file have 2:4 weights, or why not.",
+    "run-check": "Run two model files on the same inputs and compare the results.",
+}
+
 
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -40,6 +50,10 @@ class _Commands(click.Group):
             ) from error
         command: click.Command = module.command
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _SUMMARIES.get(name, "")) for name in self.list_commands(ctx)])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -60,4 +60,5 @@ def command(output: str, epochs: int, rounds: int) -> None:
     results = run_demo(folder, epochs, rounds, click.echo)
     console = Console()
     console.print(comparison(results))
+    click.echo("The pruned network has been trained twice as long: before and after it was pruned.")
     click.echo(f"Latency: onnxruntime, one thread, medians of runs in turn. All files are in {folder}/")
