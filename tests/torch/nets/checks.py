@@ -60,8 +60,12 @@ def forward_backward(model: nn.Module, inputs: Any) -> None:
 def multiply_accumulates(model: nn.Module, inputs: Any) -> float:
     """Multiply-accumulates of one forward pass, counted by torch.
 
-    Fused attention is run as the products it is made of: the counter does not know all of its kernels.
+    Fused attention is run as the products it is made of: the counter does not know all of its kernels. Gradients are
+    off for parameters too: the counter's module tracker fails on a parameter that is handed to a submodule.
     """
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in learning:
+        parameter.requires_grad_(False)
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -69,6 +73,8 @@ def multiply_accumulates(model: nn.Module, inputs: Any) -> float:
             example_call(model, inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+        for parameter in learning:
+            parameter.requires_grad_(True)
     return counter.get_total_flops() / 2
 
 

@@ -7,7 +7,23 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ConcatNet", "DeepNet", "GroupChain", "GroupSums", "LinearNorm", "SmallNet", "channels_config", "settle_"]
+from openwork.record import PruneNode, Record, load_record
+from openwork.torch import create_prune_retrain_model
+
+__all__ = [
+    "ConcatNet",
+    "DeepNet",
+    "GroupChain",
+    "GroupSums",
+    "LinearNorm",
+    "SmallNet",
+    "channels_config",
+    "create",
+    "node_of",
+    "override",
+    "settle_",
+    "written",
+]
 
 
 def channels_config(ratio: float | str = 0.5, aligned: bool = False, extra: str = "") -> str:
@@ -135,3 +151,16 @@ class ConcatNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.c(torch.cat([self.a(x), self.b(x)], 1))
+
+
+def create(model: nn.Module, inputs: object, folder: Path, text: str) -> tuple[nn.Module, Record]:
+    """`create_prune_retrain_model` with this config; the pruned model and the record ``record.txt``."""
+    record = folder / "record.txt"
+    pruned = create_prune_retrain_model(model, inputs, written(folder, text), str(record))
+    return pruned, load_record(record)
+
+
+def node_of(record: Record, layer: str, side: str = "producers") -> PruneNode:
+    """The only node of a layer on one side of the record."""
+    (found,) = [node for group in record.channels for node in getattr(group, side) if node.name == layer]
+    return found
