@@ -198,6 +198,11 @@ def test_nothing_to_prune_says_why(text: str, words: list[str], tmp_path: Path) 
     assert not (tmp_path / "record.txt").exists()
 
 
+def test_nothing_to_prune_for_a_tie(tmp_path: Path) -> None:
+    with pytest.raises(NothingToPruneError, match=r"'a' is tied to 'b', and skip_layers names 'b'"):
+        create(Tied(), IMAGE, tmp_path, override("layer", "a", 0.5) + 'skip_layers: "b"')
+
+
 def test_never_less_than_amct_prunes(tmp_path: Path) -> None:
     """What stops all pruning in AMCT (activations, mul, split, norms, attention's products) does not stop it here."""
 

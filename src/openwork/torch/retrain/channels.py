@@ -169,6 +169,7 @@ def plan_channels(analysis: Analysis, config: RetrainConfig, text: str) -> tuple
 
 
 def why_nothing(analysis: Analysis, settings: Mapping[str, LayerSetting], source: Any) -> str:
+    """Words for the error when a config leads to an empty plan."""
     asked = [name for name, setting in settings.items() if setting.channels is not None]
     if not asked:
         reasons = sorted({setting.reason for setting in settings.values() if _skipped(setting)})
@@ -177,8 +178,11 @@ def why_nothing(analysis: Analysis, settings: Mapping[str, LayerSetting], source
     tied = {member.module: group for group in analysis.groups for member in group.producers}
     name = next((name for name in asked if name in tied), None)
     if name is None:
-        reason = analysis.frozen[0].reason if analysis.frozen else "it has no channels that depend on it"
-        return f"{source}: nothing is pruned: {asked[0]!r} cannot lose channels: {reason}"
+        return f"{source}: nothing is pruned: {asked[0]!r} cannot lose channels: {_why_kept(analysis, asked[0])}"
+    for member in tied[name].producers:
+        if member.module in settings and _skipped(settings[member.module]):
+            why = f"{name!r} is tied to {member.module!r}, and {settings[member.module].reason}"
+            return f"{source}: nothing is pruned: {why}"
     setting = settings[name].channels
     assert setting is not None
     return (
@@ -188,18 +192,20 @@ def why_nothing(analysis: Analysis, settings: Mapping[str, LayerSetting], source
 
 
 def report(analysis: Analysis, plan: PrunePlan, settings: Mapping[str, LayerSetting]) -> None:
+    """Log what each group loses, and why layers that the config asks for lose nothing."""
     for group in plan.groups:
         names = [cut.parameter.rpartition(".")[0] for cut in group.cuts if cut.role is Role.PRODUCES]
         _LOG.info("%s: %d of %d channels stay", ", ".join(dict.fromkeys(names)), group.units_after, group.units_before)
     produced = {member.module for group in analysis.groups for member in group.producers}
     for name, setting in settings.items():
         if setting.channels is not None and name not in produced:
-            reason = next(
-                (
-                    f.reason
-                    for f in analysis.frozen
-                    if any(p == f"{name}.weight" and axis == 0 for p, axis, _ in f.members)
-                ),
-                "it is not run by the forward pass",
-            )
-            _LOG.info("%s keeps all its channels: %s", name, reason)
+            _LOG.info("%s keeps all its channels: %s", name, _why_kept(analysis, name))
+
+
+def _why_kept(analysis: Analysis, layer: str) -> str:
+    """Why no output channel of a layer may go."""
+    for frozen in analysis.frozen:
+        # The output axis of a transposed convolution's weight is the second one; all have it in their bias.
+        if any((n == f"{layer}.weight" and axis == 0) or n == f"{layer}.bias" for n, axis, _ in frozen.members):
+            return frozen.reason
+    return "no other layer reads them, or the forward pass does not run it"
