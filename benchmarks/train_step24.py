@@ -17,6 +17,7 @@ import contextlib
 import io
 import statistics
 import time
+from typing import Any
 
 import torch
 from torch import nn
@@ -52,12 +53,11 @@ class Trainer:
         self.images = torch.randn(2, 3, 64, 64)
         self.labels = torch.tensor([1, 2])
         self._layers = list(masked_layers(self.model).values())
-        self._masked = [type(layer) for layer in self._layers]
+        self._masked: list[Any] = [type(layer) for layer in self._layers]
 
     def switch(self, on: bool) -> None:
         for layer, masked in zip(self._layers, self._masked):
-            plain: type[nn.Module] = masked.__mro__[2]
-            layer.__class__ = masked if on else plain
+            layer.__class__ = masked if on else masked._openwork_plain
 
     def step(self) -> float:
         start = time.process_time()

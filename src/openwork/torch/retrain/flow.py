@@ -14,10 +14,19 @@ from openwork.errors import NothingToPruneError, RecordError
 from openwork.files import check_writable, read_text
 from openwork.record import Record, load_record, save_record
 from openwork.torch.analysis import _analyze
-from openwork.torch.retrain.channels import plan_channels, report, why_nothing
+from openwork.torch.retrain.channels import masks_asked, plan_channels, report, why_nothing
 from openwork.torch.retrain.export import deploy_paths, export_onnx
+from openwork.torch.retrain.masking import (
+    attach_masks,
+    layers_to_mask,
+    plain_keys,
+    restore_masks,
+    settle_masks,
+    write_masks,
+)
 from openwork.torch.retrain.records import plan_from_record, records_from_plan
-from openwork.torch.retrain.weights import load_state, read_checkpoint
+from openwork.torch.retrain.weights import load_state, read_checkpoint, without_prefix
+from openwork.torch.sparse24 import finalize, masked_layers
 from openwork.torch.structure import unwrap
 from openwork.torch.surgery import apply_plan
 
@@ -65,16 +74,16 @@ def create_prune_retrain_model(
     check_writable(record_file, "record_file")
     analysis = _analyze(module, as_tuple(input_data))
     plan, settings = plan_channels(analysis, config, text)
-    masks = {name: setting.mask for name, setting in settings.items() if setting.mask is not None}
-    if masks:
-        raise NotImplementedError(
-            f"{config_defination}: n_out_of_m_pruner for {next(iter(masks))!r}: 2:4 sparsity is not available yet"
-        )
-    if not plan.groups:
-        raise NothingToPruneError(why_nothing(analysis, settings, config_defination))
     report(analysis, plan, settings)
     pruned = apply_plan(module, plan)
-    save_record(Record(channels=records_from_plan(plan, module)), record_file)
+    wanted = {name: setting.mask for name, setting in settings.items() if setting.mask is not None}
+    masks = layers_to_mask(pruned, wanted)
+    if not plan.groups and not masks:
+        raise NothingToPruneError(why_nothing(analysis, settings, config_defination))
+    record = Record(channels=records_from_plan(plan, module))
+    if masks:
+        attach_masks(pruned, masks, record, record_file)
+    save_record(record, record_file)
     return pruned.train()
 
 
@@ -108,15 +117,17 @@ def restore_prune_retrain_model(
     """
     as_tuple(input_data)
     module = unwrap(model)
-    load_retrain_config(config_defination)
+    config = load_retrain_config(config_defination)
     record = load_record(record_file)
     if not record:
         raise RecordError(f"record file {record_file} is empty; it restores nothing")
+    pruned = apply_plan(module, plan_from_record(record, module))
     if record.masks:
-        raise NotImplementedError(f"{record_file}: selective_prune: 2:4 sparsity is not available yet")
-    plan = plan_from_record(record, module)
-    pruned = apply_plan(module, plan)
-    load_state(pruned, read_checkpoint(pth_file, state_dict_name), os.fspath(pth_file))
+        restore_masks(pruned, record, masks_asked(config, module), record_file)
+    state = read_checkpoint(pth_file, state_dict_name)
+    own = pruned.state_dict()
+    load_state(pruned, plain_keys(without_prefix(state, own), record.masks, own), os.fspath(pth_file))
+    settle_masks(pruned)
     return pruned.train()
 
 
@@ -132,7 +143,7 @@ def save_prune_retrain_model(
 ) -> None:
     """Export a retrained model to ``<save_path>_deploy_model.onnx`` and ``<save_path>_fake_quant_model.onnx``.
 
-    Without quantisation both are the plain pruned model. A path that ends in / gives ``deploy_model.onnx`` and
+    Without quantisation both are the plain pruned model, with masked weights exactly zero. A path that ends in / gives ``deploy_model.onnx`` and
     ``fake_quant_model.onnx`` in that folder. Folders are made; existing files are replaced with a warning.
 
     Args:
@@ -150,4 +161,7 @@ def save_prune_retrain_model(
     """
     module = unwrap(model)
     given = as_tuple(input_data)
+    if masked_layers(module):
+        write_masks(module)
+        module = finalize(module)
     export_onnx(module, deploy_paths(save_path), given, input_names, output_names, dynamic_axes, opset)

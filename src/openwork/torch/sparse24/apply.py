@@ -17,7 +17,16 @@ from openwork.sparsity.masks import BoolArray, apply_mask_, check
 from openwork.torch.sparse24.layers import kind_of, why_not_maskable
 from openwork.torch.sparse24.module import is_masked, mask_layer, state_of, unmask_layer
 
-__all__ = ["apply_24", "finalize", "load_masks", "maskable_layers", "masked_layers", "masks_of"]
+__all__ = [
+    "apply_24",
+    "check_settings",
+    "finalize",
+    "load_masks",
+    "mask_layers",
+    "maskable_layers",
+    "masked_layers",
+    "masks_of",
+]
 
 _log = logging.getLogger("openwork")
 
@@ -59,6 +68,14 @@ def apply_24(model: nn.Module, settings: Mapping[str, NofMSetting]) -> nn.Module
         ConfigError: a name is no layer, or the layer cannot hold the mask (the reason is in the message).
         ModelError: a weight has NaN.
     """
+    check_settings(model, settings)
+    result = copy.deepcopy(model)
+    mask_layers(result, settings)
+    return result
+
+
+def check_settings(model: nn.Module, settings: Mapping[str, NofMSetting]) -> None:
+    """Raise what `apply_24` raises for this model and settings."""
     _check_model(model)
     reasons: dict[tuple[int, int], dict[str, str]] = {}
     for name, setting in settings.items():
@@ -73,16 +90,20 @@ def apply_24(model: nn.Module, settings: Mapping[str, NofMSetting]) -> nn.Module
             raise ConfigError(f"the model has no layer {name!r} to mask; {nearest(name, known)}")
         if known[name]:
             raise ConfigError(f"layer {name!r} cannot be masked: {known[name]}")
-    result = copy.deepcopy(model)
-    layers = dict(result.named_modules())
-    for name, setting in settings.items():
+    layers = dict(model.named_modules())
+    for name in settings:
         weight: Tensor = layers[name]._parameters["weight"]  # type: ignore[assignment]
         if not weight.is_meta and torch.isnan(weight.detach()).any():
             raise ModelError(f"layer {name!r}: its weight has NaN; the magnitudes cannot be compared")
+
+
+def mask_layers(model: nn.Module, settings: Mapping[str, NofMSetting]) -> None:
+    """Mask layers of a model itself; `check_settings` has passed."""
+    layers = dict(model.named_modules())
+    for name, setting in settings.items():
         mask_layer(layers[name], setting)
         _log.debug("%s: %d:%d mask, update_freq %d", name, setting.n, setting.m, setting.update_freq)
-    _keep_forwards(result)
-    return result
+    _keep_forwards(model)
 
 
 def masked_layers(model: nn.Module) -> dict[str, nn.Module]:

@@ -19,7 +19,16 @@ from openwork.torch.sparse24.functions import MaskedConvolution, MaskedLinear, M
 from openwork.torch.sparse24.layers import kind_of
 from openwork.torch.sparse24.state import MaskState, refresh, refresh_mask, refresh_mask_in_place
 
-__all__ = ["MaskedLayer", "is_masked", "mask_layer", "state_of", "unmask_layer"]
+__all__ = [
+    "MaskedLayer",
+    "effective_weight",
+    "is_masked",
+    "mask_layer",
+    "masked_class",
+    "state_of",
+    "unmask_layer",
+    "with_weight",
+]
 
 _STATE = "_openwork_mask"
 
@@ -31,20 +40,9 @@ class MaskedLayer:
         layer: Any = self
         state: MaskState = layer.__dict__[_STATE]
         weight = layer._parameters["weight"]
-        _refresh(state, weight, layer.training)
-        plain: Any = type(layer).__mro__[2]
         if type(layer)._openwork_own_forward or len(args) + len(kwargs) != 1:
-            # The layer's own forward reads self.weight.
-            effective = (
-                MaskGradient.apply(weight, state.mask)
-                if state.in_place
-                else MaskWeight.apply(weight, state.mask, state.decay)
-            )
-            layer._parameters["weight"] = effective
-            try:
-                return plain.forward(layer, *args, **kwargs)
-            finally:
-                layer._parameters["weight"] = weight
+            return with_weight(layer, effective_weight(layer), *args, **kwargs)
+        _refresh(state, weight, layer.training)
         x = args[0] if args else next(iter(kwargs.values()))
         if isinstance(layer, nn.Linear):
             return _linear(layer, x, weight, state)
@@ -62,7 +60,28 @@ class MaskedLayer:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The subclass has no name of its own by which pickle could find it.
-        return _rebuild, (type(self).__mro__[2],), self.__dict__
+        return _rebuild, (type(self)._openwork_plain,), self.__dict__  # type: ignore[attr-defined]
+
+
+def effective_weight(layer: Any) -> Tensor:
+    """The masked weight of a masked layer, for one forward; its gradient reaches the parameter."""
+    state: MaskState = layer.__dict__[_STATE]
+    weight = layer._parameters["weight"]
+    _refresh(state, weight, layer.training)
+    effective: Tensor = (
+        MaskGradient.apply(weight, state.mask) if state.in_place else MaskWeight.apply(weight, state.mask, state.decay)
+    )
+    return effective
+
+
+def with_weight(layer: Any, effective: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The plain forward of a layer, which reads self.weight, with another weight."""
+    weight = layer._parameters["weight"]
+    layer._parameters["weight"] = effective
+    try:
+        return type(layer)._openwork_plain.forward(layer, *args, **kwargs)
+    finally:
+        layer._parameters["weight"] = weight
 
 
 def _refresh(state: MaskState, weight: Tensor, training: bool) -> None:
@@ -150,7 +169,7 @@ def _run(layer: Any, x: Tensor, weight: Tensor, state: MaskState, settings: tupl
 
 
 @functools.cache
-def _masked_class(plain: Any) -> Any:
+def masked_class(plain: Any) -> Any:
     """The masked subclass of a layer class."""
     own = (
         not any(plain.forward is base.forward for base in (nn.Linear, nn.Conv2d, nn.ConvTranspose2d))
@@ -162,12 +181,13 @@ def _masked_class(plain: Any) -> Any:
         "__qualname__": plain.__qualname__,
         "__doc__": plain.__doc__,
         "_openwork_own_forward": own,
+        "_openwork_plain": plain,
     }
     return type(plain.__name__, (MaskedLayer, plain), names)
 
 
 def _rebuild(plain: Any) -> nn.Module:
-    masked = _masked_class(plain)
+    masked = masked_class(plain)
     layer: nn.Module = masked.__new__(masked)
     return layer
 
@@ -194,10 +214,11 @@ def mask_layer(layer: nn.Module, setting: NofMSetting) -> None:
         kind.blocks(layer),
     )
     plain: Any = type(layer)
-    layer.__class__ = _masked_class(plain)
+    layer.__class__ = masked_class(plain)
 
 
 def unmask_layer(layer: nn.Module) -> None:
     """Turn a masked layer back into the plain one that it was; its weight keeps the values it has."""
-    layer.__class__ = type(layer).__mro__[2]
+    plain: Any = type(layer)
+    layer.__class__ = plain._openwork_plain
     del layer.__dict__[_STATE]

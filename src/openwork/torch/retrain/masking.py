@@ -1,0 +1,173 @@
+"""N:M masks in AMCT's flow: which layers, the record, AMCT's own checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from openwork.config import NofMSetting
+from openwork.errors import RecordError
+from openwork.record import Record, SelectiveMaskRecord, save_record
+from openwork.sparsity.masks import check, nm_mask
+from openwork.torch.sparse24 import load_masks, maskable_layers, masked_layers, masks_of
+from openwork.torch.sparse24.apply import check_settings, mask_layers
+from openwork.torch.sparse24.layers import kind_of
+from openwork.torch.sparse24.module import state_of
+
+__all__ = ["attach_masks", "layers_to_mask", "plain_keys", "restore_masks", "settle_masks", "write_masks"]
+
+_LOG = logging.getLogger("openwork")
+_AMCT_WRAPPER = ".replaced_module."
+
+
+def layers_to_mask(model: nn.Module, wanted: Mapping[str, NofMSetting]) -> dict[str, NofMSetting]:
+    """Of the layers that a config masks, those that can hold the mask; the others are logged with the reason."""
+    result = {}
+    reasons: dict[tuple[int, int], dict[str, str]] = {}
+    for name, setting in wanted.items():
+        pattern = setting.n, setting.m
+        if pattern not in reasons:
+            reasons[pattern] = maskable_layers(model, *pattern)
+        why = reasons[pattern].get(name, "it is no Linear, Conv2d or ConvTranspose2d")
+        if why:
+            _LOG.info("%s gets no %d:%d mask: %s", name, setting.n, setting.m, why)
+        else:
+            result[name] = setting
+    return result
+
+
+def attach_masks(
+    model: nn.Module, settings: Mapping[str, NofMSetting], record: Record, path: str | os.PathLike[str]
+) -> None:
+    """Mask layers of `model` in place, and add to the record the masks that their weights ask for.
+
+    From now on the record file follows each ``state_dict()`` of the model: see `_Keeper`.
+    """
+    check_settings(model, settings)
+    mask_layers(model, settings)
+    for name, mask in masks_of(model).items():
+        record.add_mask(SelectiveMaskRecord.of(name, mask))
+    _follow(model, record, path)
+
+
+def restore_masks(
+    model: nn.Module,
+    record: Record,
+    settings: Mapping[str, NofMSetting],
+    path: str | os.PathLike[str],
+) -> None:
+    """Put the masks of a record on a model, in place.
+
+    Args:
+        model: the model, with the shapes that the masks were made for.
+        record: it names the layers.
+        settings: what the config says of layers; one that it does not name keeps its mask unchanged.
+        path: the record file, for messages and for later writing.
+
+    Raises:
+        RecordError: a mask does not fit its layer.
+    """
+    layers = dict(model.named_modules())
+    wanted = {}
+    for name, mask in record.masks.items():
+        if name not in layers:
+            raise RecordError(f"{path}: selective_prune names {name!r}, which the model does not have")
+        kind = kind_of(layers[name])
+        if kind is None:
+            raise RecordError(f"{path}: selective_prune names {name!r}, a {type(layers[name]).__name__} without a mask")
+        setting = settings.get(name, NofMSetting())
+        blocks = kind.blocks(layers[name])
+        held = mask.mask()
+        if held.ndim > kind.axis and not any(
+            check(held, kind.axis, setting.n, setting.m, parts) for parts in {1, blocks}
+        ):
+            raise RecordError(f"{path}: the mask of {name!r} is not {setting.n}:{setting.m}")
+        wanted[name] = setting
+    check_settings(model, wanted)
+    mask_layers(model, wanted)
+    load_masks(model, {name: mask.mask() for name, mask in record.masks.items()})
+    _follow(model, record, path)
+
+
+def settle_masks(model: nn.Module) -> None:
+    """After weights were loaded: where a weight keeps its pattern by itself, its own zeros are the mask.
+
+    A checkpoint from a mask that never changes has exact zeros, so it and its mask agree whatever the record
+    says. One that keeps pruned values (also AMCT's) needs the record's mask.
+    """
+    for name, layer in masked_layers(model).items():
+        state = state_of(layer)
+        weight: torch.Tensor = layer._parameters["weight"].detach()  # type: ignore[union-attr]
+        if weight.is_meta:
+            continue
+        pattern = state.setting.n, state.setting.m
+        if check(weight, state.axis, *pattern, state.blocks) and bool((weight[~state.mask] != 0).any()):
+            _LOG.warning("%s: the weights have zeros of their own that the record's mask contradicts; they hold", name)
+            state.set(nm_mask(weight, *pattern, state.axis, state.blocks))
+
+
+def plain_keys(state: Mapping[str, Any], masked: Collection[str], own: Iterable[str]) -> dict[str, Any]:
+    """A state dict of AMCT's masked layers under plain names; its helper keys are left out.
+
+    Args:
+        state: the checkpoint.
+        masked: names of the masked layers.
+        own: keys of the model.
+    """
+    if not any(_AMCT_WRAPPER in key for key in state):
+        return dict(state)
+    known = set(own)
+    result = {}
+    for key, value in state.items():
+        name = key.replace(_AMCT_WRAPPER, ".")
+        helper = name not in known and any(f".{name}".find(f".{layer}.") >= 0 for layer in masked)
+        if not helper:
+            result[name] = value
+    return result
+
+
+def write_masks(model: nn.Module) -> None:
+    """Write the masks in force to the record that the model follows, if it follows one."""
+    for hook in model._state_dict_hooks.values():
+        if isinstance(hook, _Keeper):
+            hook.write(model)
+
+
+def _follow(model: nn.Module, record: Record, path: str | os.PathLike[str]) -> None:
+    keeper = _Keeper(record, os.path.abspath(path))
+    model._register_state_dict_hook(keeper)
+
+
+@dataclass
+class _Keeper:
+    """Keeps a record file in step with checkpoints.
+
+    A hook on the model's ``state_dict()``: what is saved is saved with the masks in force at that moment. During
+    training nothing is written. In distributed training the first rank writes.
+    """
+
+    record: Record
+    path: str
+
+    def __call__(self, model: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
+        self.write(model)
+
+    def write(self, model: nn.Module) -> None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_rank():
+            return
+        masks = {name: mask for name, mask in masks_of(model).items() if name in self.record.masks}
+        changed = {
+            name: SelectiveMaskRecord.of(name, mask)
+            for name, mask in masks.items()
+            if not np.array_equal(self.record.masks[name].mask(), mask)
+        }
+        if changed:
+            self.record = replace(self.record, masks={**self.record.masks, **changed})
+            save_record(self.record, self.path)
