@@ -505,3 +505,39 @@ class SplitAttention(nn.Module):
         x = x.reshape(batch, self.radix, channels // self.radix, height, width)
         weights = self.attend(x.sum(1).mean((2, 3))).view(batch, self.radix, -1).softmax(1)
         return self.head((x * weights[..., None, None]).sum(1))
+
+
+@micro(image(), kept={"stem.weight": (8, 3, 1, 1), "head.weight": (4, 8, 1, 1)})
+class GroupedConvIntoHeads(nn.Module):
+    """EfficientViT: each group of a grouped convolution makes the queries, keys or values of one head.
+
+    A head is three whole groups of that convolution: it may not go without their inputs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_dim = 4
+        self.stem = nn.Conv2d(3, 16, 1)
+        self.qkv = nn.Conv2d(16, 48, 1)
+        self.mix = nn.Conv2d(48, 48, 1, groups=12)
+        self.proj = nn.Conv2d(32, 16, 1)
+        self.head = nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        qkv = self.qkv(x)
+        qkv = torch.cat([qkv, self.mix(qkv)], 1).reshape(x.shape[0], -1, 3 * self.head_dim, x.shape[-2] * x.shape[-1])
+        q, k, v = qkv.chunk(3, dim=2)
+        weights = (q.transpose(-1, -2) @ k).softmax(-1)
+        y = (v @ weights.transpose(-1, -2)).reshape(x.shape[0], -1, *x.shape[2:])
+        return self.head(x + self.proj(y))
+
+
+@micro(image())
+class GroupedConvWholeGroups(nn.Sequential):
+    """Pixel shuffle makes one channel of each group's outputs, so a channel cannot go without the group's inputs."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(3, 16, 1), nn.Conv2d(16, 32, 1, groups=8), nn.PixelShuffle(2), nn.ReLU(), nn.Conv2d(8, 4, 1)
+        )
