@@ -75,14 +75,23 @@ def read_checkpoint(path: str | os.PathLike[str], name: str | None = None) -> di
 
 
 def without_prefix(state: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
-    """The state without the prefix of a wrapper that all of its keys share, if the model's keys do not have it."""
-    state, found = dict(state), True
-    while found and state:
-        found = False
+    """The state without the prefixes that wrappers put before all of its keys.
+
+    Args:
+        state: the state dict.
+        own: the model's keys; a model whose own keys begin with ``module.`` keeps that.
+    """
+    result = dict(state)
+    while result and own:
         for prefix in _PREFIXES:
-            if all(key.startswith(prefix) for key in state) and not all(key.startswith(prefix) for key in own):
-                state, found = {key[len(prefix) :]: value for key, value in state.items()}, True
-    return state
+            bare = {key.removeprefix(prefix): value for key, value in result.items() if key.startswith(prefix)}
+            kept = all(key.startswith(prefix) for key in own)
+            if len(bare) == len(result) and (not kept or all(key.startswith(prefix) for key in bare)):
+                result = bare
+                break
+        else:
+            break
+    return result
 
 
 def load_state(model: nn.Module, state: Mapping[str, Any], source: str) -> None:
