@@ -12,8 +12,9 @@ import sys
 import numpy as np
 import onnx
 import pytest
-from convert_models import finite_24, info, initializer, model_of, session
 from onnx import helper
+
+from convert_models import finite_24, info, initializer, model_of, session
 from openwork.cli import main
 
 
@@ -137,9 +138,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_options_are_one_line(tmp_path, capsys, model, case):
     arguments, words = WRONG[case]
-    code, out, err = run(
-        capsys, "convert", f"--model={model}", f"--output={tmp_path}/o", "--sparsity=1", *arguments
-    )
+    code, out, err = run(capsys, "convert", f"--model={model}", f"--output={tmp_path}/o", "--sparsity=1", *arguments)
     assert code == 1
     assert out == ""
     assert err.startswith("openwork: error: ")
