@@ -143,8 +143,9 @@ def save_prune_retrain_model(
 ) -> None:
     """Export a retrained model to ``<save_path>_deploy_model.onnx`` and ``<save_path>_fake_quant_model.onnx``.
 
-    Without quantisation both are the plain pruned model, with masked weights exactly zero. A path that ends in / gives ``deploy_model.onnx`` and
-    ``fake_quant_model.onnx`` in that folder. Folders are made; existing files are replaced with a warning.
+    Without quantisation both are the plain pruned model, with masked weights exactly zero. A path that ends in /
+    gives ``deploy_model.onnx`` and ``fake_quant_model.onnx`` in that folder. Folders are made; existing files are
+    replaced with a warning.
 
     Args:
         model: what create or restore returned.
