@@ -11,8 +11,10 @@ import os
 import resource
 import sys
 import time
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests" / "torch")]
 MEBIBYTE = 1 << 20
 
 
@@ -37,6 +39,10 @@ def main() -> int:
     options = parser.parse_args()
 
     import torch
+
+    from nets.zoo import allow_torchvision
+
+    allow_torchvision()  # transformers imports torchvision where it is installed
     import transformers
 
     from openwork.torch import analyze
