@@ -141,6 +141,9 @@ def test_decoding_in_onnxruntime_keeps_every_bit(tmp_path, dtype, opset):
     assert raw.tobytes() == weight.tobytes()
 
 
+KINDS = ["conv", "grouped", "pointwise", "deconv", "relu", "add", "channel matmul", "again"]
+
+
 @st.composite
 def graphs(draw):
     """A chain of layers over [batch, channels, 5, 5] with branches, constants in odd places and shared weights."""
