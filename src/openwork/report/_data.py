@@ -39,7 +39,7 @@ def budget_curve(problem: SearchProblem, beyond: float = 1.6, points: int = 120)
     walk = Walk.at_start(replace(problem, compress_ratio=problem.compress_ratio * beyond))
     full = problem.full_cost
     start = walk.state.total
-    descend(walk)
+    descend(walk, most_steps=4 * points)
     curve = [(full / start, 0.0), *((full / cost, loss) for cost, loss in walk.trace)]
     stride = max(1, len(curve) // points)
     return [*curve[:-1:stride], curve[-1]]

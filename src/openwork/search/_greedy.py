@@ -19,8 +19,9 @@ __all__ = ["Walk", "solve_greedy"]
 
 Progress = Callable[[float], None]
 
-# Above so many steps to choose from, several neighbouring steps are taken at once until the budget is met.
-_MOST_STEPS = 20_000
+# Above so many steps to choose from, several neighbouring steps are taken at once until the budget is met;
+# afterwards single steps are given back.
+_MOST_STEPS = 4000
 
 
 @dataclass
@@ -32,6 +33,10 @@ class Walk:
     places: list[int]
     trace: list[tuple[float, float]] = field(default_factory=list)
     loss: float = 0.0
+    losses: list[list[float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.losses = [group.losses.tolist() for group in self.problem.groups]
 
     @classmethod
     def at_start(cls, problem: SearchProblem) -> Walk:
@@ -50,8 +55,8 @@ class Walk:
 
     def loss_of(self, number: int, place: int) -> float:
         """Loss added by that move."""
-        losses = self.problem.groups[number].losses
-        return float(losses[place] - losses[self.places[number]])
+        losses = self.losses[number]
+        return losses[place] - losses[self.places[number]]
 
     def move(self, number: int, place: int) -> None:
         """Make the move."""
@@ -117,10 +122,16 @@ def solve_greedy(problem: SearchProblem, progress: Progress | None = None) -> So
     return walk.solution()
 
 
-def descend(walk: Walk, progress: Progress | None = None) -> None:
-    """Take steps until the budget is met or nothing is left that saves anything."""
+def descend(walk: Walk, progress: Progress | None = None, most_steps: int = _MOST_STEPS) -> None:
+    """Take steps until the budget is met or nothing is left that saves anything.
+
+    Args:
+        walk: moved in place.
+        progress: called with the current ratio now and then.
+        most_steps: with more steps than that to choose from, several of a group are taken at once.
+    """
     problem = walk.problem
-    stride = max(1, sum(len(group.widths) for group in problem.groups) // _MOST_STEPS)
+    stride = max(1, sum(len(group.widths) for group in problem.groups) // most_steps)
     best = _best_jump if problem.cost.staircase else _next_step
     queue: list[tuple[float, int, int]] = []
 

@@ -15,6 +15,7 @@ from openwork.errors import ConfigError, WeightsError
 from openwork.search import SensitivityBase, get_attribute, set_attribute
 from openwork.torch.analysis import analyze
 from openwork.torch.search import (
+    FisherMagnitudeSensitivity,
     FisherSensitivity,
     MagnitudeSensitivity,
     OutputChangeSensitivity,
@@ -249,3 +250,19 @@ def test_names():
         get_sensitivity("Taylor")
     with pytest.raises(ConfigError, match="has no method setup_initialization"):
         get_sensitivity(object())
+
+
+class TestFisherMagnitude(SensitivitySuite):
+    def make(self):
+        return FisherMagnitudeSensitivity()
+
+
+def test_fisher_between_layers_and_magnitude_inside():
+    net, images, labels = small_net(8)
+    groups, scores = scores_of(FisherMagnitudeSensitivity(), net, [images, labels])
+    _, fisher = scores_of(FisherSensitivity(), net, [images, labels])
+    _, magnitude = scores_of(MagnitudeSensitivity(), net, [images, labels])
+    for group, values, means, order in zip(groups, scores, fisher, magnitude):
+        assert values.mean() == pytest.approx(means.mean())
+        assert np.corrcoef(values, order)[0, 1] == pytest.approx(1.0)
+        assert len(values) == group.units

@@ -67,6 +67,7 @@ _OPERATORS = {
     "Linear": "Gemm",
 }
 _SENSITIVITIES = {
+    "FisherMagnitudeSensitivity": "openwork.torch.search._blend",
     "FisherSensitivity": "openwork.torch.search._fisher",
     "MagnitudeSensitivity": "openwork.torch.search._magnitude",
     "OutputChangeSensitivity": "openwork.torch.search._output_change",
