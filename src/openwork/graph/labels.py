@@ -104,7 +104,7 @@ class LabelStore:
         self.owned: list[OwnedAxis] = []
         self.pairs: list[tuple[IntArray, IntArray]] = []
         self.frozen: list[tuple[IntArray, str]] = []
-        self.rectangles: list[tuple[IntArray, str]] = []
+        self.rectangles: list[tuple[IntArray, str, bool]] = []
         self.roles: list[tuple[IntArray, Role]] = []
         self._count = 1
         self._grouped: dict[tuple[str, int], OwnedAxis] = {}
@@ -161,9 +161,13 @@ class LabelStore:
         for entry in tensor.entries:
             self.freeze(entry.labels, why)
 
-    def rectangular(self, labels: IntArray) -> None:
-        """A tensor has these labels on axes given from major to minor; it must stay rectangular."""
-        self.rectangles.append((labels, self.location))
+    def rectangular(self, labels: IntArray, whole_rows: bool = False) -> None:
+        """A tensor has these labels on axes given from major to minor; it must stay rectangular.
+
+        Rows lose the same number of positions. With `whole_rows` a row may also go as a whole (a head of an
+        attention); without, every row is needed (groups of a convolution, parts of a split).
+        """
+        self.rectangles.append((labels, self.location, whole_rows))
 
     def mark(self, labels: IntArray, role: Role) -> None:
         """The parameter axes that own these labels play this role."""

@@ -116,13 +116,13 @@ class _Rows:
     weights: IntArray
 
 
-def _rows_of(array: IntArray, location: str, reasons: _Reasons) -> _Rows | bool | None:
+def _rows_of(array: IntArray, location: str, whole_rows: bool, reasons: _Reasons) -> _Rows | bool | None:
     """Evaluate one rectangular array of components.
 
     Returns:
         None if it holds whatever is removed; True if components were frozen (evaluate again); else the rows.
     """
-    while array.ndim > 1 and bool((array == array[..., :1]).all()):
+    while whole_rows and array.ndim > 1 and bool((array == array[..., :1]).all()):
         array = array[..., 0]
     if array.ndim < 2:
         return None
@@ -133,6 +133,12 @@ def _rows_of(array: IntArray, location: str, reasons: _Reasons) -> _Rows | bool 
     rows = np.repeat(np.arange(height, dtype=np.int64), width)
     flat = matrix.ravel()
     live = ~reasons.frozen[flat]
+    if not whole_rows:
+        single_valued = (matrix == matrix[:, :1]).all(axis=1)
+        lost = matrix[single_valued, 0]
+        lost = lost[~reasons.frozen[lost]]
+        if len(lost):
+            return reasons.add(lost, f"would leave one of several equal parts empty ({location})")
     key, counts = np.unique(flat[live] * height + rows[live], return_counts=True)
     components, key_rows = key // height, key % height
     unique, start, spread = np.unique(components, return_index=True, return_counts=True)
@@ -171,12 +177,12 @@ def settle(store: LabelStore) -> Settled:
     reasons.add_all([(component[labels], why) for labels, why in store.frozen])
     constraints: list[_Rows] = []
     again = True
-    arrays = [(component[labels], location) for labels, location in store.rectangles]
+    arrays = [(component[labels], location, whole) for labels, location, whole in store.rectangles]
     while again:
         again = False
         constraints = []
-        for array, location in arrays:
-            found = _rows_of(array, location, reasons)
+        for array, location, whole in arrays:
+            found = _rows_of(array, location, whole, reasons)
             if found is True:
                 again = True
             elif isinstance(found, _Rows):
@@ -192,7 +198,9 @@ def settle(store: LabelStore) -> Settled:
             break
         reasons.add(bad, "equal parts are tied in more than one way")
         constraints = [
-            rows for array, location in arrays if isinstance(rows := _rows_of(array, location, reasons), _Rows)
+            rows
+            for array, location, whole in arrays
+            if isinstance(rows := _rows_of(array, location, whole, reasons), _Rows)
         ]
     groups = _members(
         store, owner, positions, owned_component, group_of, unit_of, group_count, block_of, steps, consumed, produced

@@ -36,7 +36,7 @@ class Composite:
         """Run the function on bound arguments."""
         if self.plain is None:
             raise NotImplementedError(f"{self.name} cannot be called again")
-        return self.plain(**{name: value for name, value in arguments.items() if value is not None})
+        return self.plain(**arguments)
 
 
 def _simple(

@@ -145,13 +145,14 @@ def repair(model: nn.Module, inputs: Inputs, trace: Trace, dead: np.ndarray) -> 
         Unrepairable: what has to be frozen.
     """
     search = _Search(model)
-    hopeless: dict[tuple[str, int, int], Mismatch] = {}
     for _ in range(_PASSES):
         mismatches = replay(model, inputs, trace, dead)
         if not mismatches:
             break
-        if not _advance(search, model, mismatches, hopeless):
-            raise _verdict(trace, mismatches, dead)
+        if not _advance(search, model, mismatches):
+            # Judge what is left when only attributes that mended something are set.
+            search.apply()
+            raise _verdict(trace, replay(model, inputs, trace, dead) or mismatches, dead)
         search.apply()
     else:
         raise _verdict(trace, mismatches, dead)
@@ -161,9 +162,7 @@ def repair(model: nn.Module, inputs: Inputs, trace: Trace, dead: np.ndarray) -> 
     return search.repairs()
 
 
-def _advance(
-    search: _Search, model: nn.Module, mismatches: list[Mismatch], hopeless: dict[tuple[str, int, int], Mismatch]
-) -> bool:
+def _advance(search: _Search, model: nn.Module, mismatches: list[Mismatch]) -> bool:
     """Move each stated length that still fails to its next option. False if nothing is left to try."""
     moved = False
     failing: set[tuple[str, int, int]] = set()
@@ -249,7 +248,7 @@ def _freeze(trace: Trace, mismatch: Mismatch, dead: np.ndarray) -> tuple[IntArra
         ]
     place = mismatch.stack[-1] if mismatch.stack and mismatch.stack[-1] else "the model itself"
     sizes = ", ".join(f"{pair.was}" for pair in mismatch.pairs if pair.given != pair.expected)
-    what = f"{mismatch.what} {sizes}".strip()
+    what = mismatch.what if mismatch.check else f"{mismatch.what} {sizes}".strip()
     return (
         np.concatenate(labels) if labels else np.zeros(0, dtype=np.int64),
         f"{what} is written in the forward of {place} ({record.name})",

@@ -68,6 +68,7 @@ class Mismatch:
         pairs: the lengths that differ.
         what: words for the reason.
         given: all size arguments as the cut model's code gave them.
+        check: the model's code raised an error here.
     """
 
     index: int
@@ -75,6 +76,7 @@ class Mismatch:
     pairs: tuple[Pair, ...]
     what: str
     given: tuple[int, ...] = ()
+    check: bool = False
 
     @property
     def stale(self) -> tuple[Pair, ...]:
@@ -214,7 +216,13 @@ def replay(twin: nn.Module, inputs: Inputs, trace: Trace, dead: np.ndarray, guid
         stack = modules.deepest
         text = " ".join(str(error).split())[:160]
         watcher.mismatches.append(
-            Mismatch(max(watcher.last, 0), stack, _sizes_seen(watcher), f"a check ({type(error).__name__}: {text})")
+            Mismatch(
+                max(watcher.last, 0),
+                stack,
+                _sizes_seen(watcher),
+                f"a check ({type(error).__name__}: {text})",
+                check=True,
+            )
         )
     finally:
         modules.remove()

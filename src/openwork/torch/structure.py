@@ -149,8 +149,7 @@ def _copy_module(module: nn.Module, memo: dict[int, Any]) -> Any:
         or kind.__reduce_ex__ is not object.__reduce_ex__
         or kind.__reduce__ is not object.__reduce__
         or kind.__getstate__ not in (nn.Module.__getstate__, object.__getstate__)
-        or (kind.__setstate__ is not nn.Module.__setstate__
-        and kind.__setstate__.__module__.split(".")[0] != "torch")
+        or (kind.__setstate__ is not nn.Module.__setstate__ and kind.__setstate__.__module__.split(".")[0] != "torch")
     ):
         return copy.deepcopy(module, memo)
     twin = kind.__new__(kind)

@@ -31,6 +31,8 @@ def find_tie(trace: Trace, mismatch: Mismatch, dead: np.ndarray) -> tuple[IntArr
         mismatch: a view or reshape whose sizes were computed from another channel count.
         dead: bool [labels], what died in this trial.
     """
+    if mismatch.check:
+        return _of_check(trace, mismatch, dead)
     record = trace.records[mismatch.index]
     if record.name not in _VIEWS or len(mismatch.given) != len(record.outputs[0].shape):
         return None
@@ -53,6 +55,24 @@ def find_tie(trace: Trace, mismatch: Mismatch, dead: np.ndarray) -> tuple[IntArr
                     continue
                 place = mismatch.stack[-1] if mismatch.stack and mismatch.stack[-1] else "the model itself"
                 return np.concatenate([other[None], rows]), f"one length is computed from the other in {place}"
+    return None
+
+
+def _of_check(trace: Trace, mismatch: Mismatch, dead: np.ndarray) -> tuple[IntArray, str] | None:
+    """A module's own check fails: tie the lengths in it that were equal and no longer are."""
+    module = mismatch.stack[-1] if mismatch.stack else ""
+    inside = [record for record in trace.records if record.module == module]
+    wanted = {pair.was for pair in mismatch.pairs}
+    found: dict[int, dict[bytes, IntArray]] = {}
+    for record in inside[:_REACH]:
+        for tensor in (*record.inputs, *record.outputs):
+            for axis, size in enumerate(tensor.shape):
+                if (size in wanted or not wanted) and tensor.entry(axis) is not None:
+                    for row in _rows(tensor, [axis]):  # type: ignore[union-attr]
+                        found.setdefault(size, {}).setdefault(row.tobytes(), row)
+    for rows in found.values():
+        if len({int((~dead[row]).sum()) for row in rows.values()}) > 1:
+            return np.stack(list(rows.values())), f"{module or 'the model itself'} checks that the lengths are equal"
     return None
 
 

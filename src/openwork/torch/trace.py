@@ -172,7 +172,8 @@ class Tracer(Watcher):
             return known[0]
         name = self._names.get(id(tensor))
         if name is None:
-            return LabelMap(tuple(tensor.shape))
+            # A constant that the model holds or makes.
+            return LabelMap(tuple(tensor.shape), weight=True)
         if name not in self.parameters:
             self.parameters[name] = self.store.parameter(name, tensor.shape)
         return self.parameters[name]
@@ -207,7 +208,7 @@ class Tracer(Watcher):
 
     def on_opaque(self, module: nn.Module, name: str, args: Any, kwargs: Any) -> None:
         self.store.location = f"{type(module).__name__} {name}"
-        for tensor in tensors_in((args, kwargs)):
+        for tensor in (*tensors_in((args, kwargs)), *module.parameters()):
             self.store.freeze_map(self.map_of(tensor), "recurrent layers are not pruned yet")
 
     def on_call(self, call: Call, run: Callable[[], Any]) -> Any:
@@ -225,14 +226,15 @@ class Tracer(Watcher):
         inputs = [self.map_of(tensor) for tensor in given]
         rule = find_rule(call)
         labels = self._label(context, rule, inputs)
+        weight = all(m.weight for m in inputs)
         maps = [
-            labels[i] if i < len(labels) and labels[i] is not None else LabelMap(tuple(tensor.shape))
+            labels[i] if i < len(labels) and labels[i] is not None else LabelMap(tuple(tensor.shape), weight=weight)
             for i, tensor in enumerate(tensors)
         ]
         index = len(self.records)
         numbers = call.numbers
         sizes = rule.sizes(call, [m.shape for m in inputs]) if rule is not None and rule.sizes else None
-        producers = [self._maps[id(t)][1] for t in given if id(t) in self._maps]
+        producers = [self._maps[id(t)][1] for t in given if id(t) in self._maps and self._maps[id(t)][1] >= 0]
         self.records.append(
             Record(
                 call.name,
@@ -259,7 +261,7 @@ class Tracer(Watcher):
     def _label(self, context: Context, rule: Rule | None, inputs: list[LabelMap]) -> list[LabelMap | None]:
         if rule is not None:
             if rule.expected is None and not any(m.entries for m in inputs):
-                weight = bool(inputs) and all(m.weight for m in inputs)
+                weight = all(m.weight for m in inputs)
                 return [LabelMap(shape, weight=weight) for shape in context.shapes]
             found = rule.label(context)
             return [found] if isinstance(found, LabelMap) else list(found)
@@ -321,6 +323,8 @@ def _trace_once(model: nn.Module, inputs: Inputs, mode: str) -> Trace:
         tracer = Tracer(twin, meta=mode == "meta")
         modules = ModuleStack(twin, tracer)
         tracer.modules = modules
+        for tensor in tensors_in((given.args, given.kwargs)):
+            tracer._remember(tensor, LabelMap(tuple(tensor.shape)), -1)
         output = _run(twin, given, tracer, modules)
         results = list(tensors_in(output))
         if not results:

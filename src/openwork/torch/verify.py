@@ -34,8 +34,9 @@ _STATISTICS = {
     "aten.linalg_vector_norm", "aten.amax", "aten.amin", "aten.max", "aten.min", "aten.logsumexp", "aten.prod",
     "torch.batch_norm", "aten.all", "aten.any", "aten.native_batch_norm", "aten._native_batch_norm_legit",
 }  # fmt: skip
-_PRODUCTS = {"torch.matmul", "aten.bmm", "aten.mm", "torch.einsum", "aten.baddbmm",
-             "torch.scaled_dot_product_attention"}  # fmt: skip
+_PRODUCTS = {"torch.matmul", "torch.linear", "aten.linear", "aten.convolution", "aten._convolution",
+             "aten.mkldnn_convolution", "aten.bmm", "aten.mm", "torch.einsum", "aten.baddbmm", "aten.mv", "aten.dot",
+             "aten.addmv", "torch.scaled_dot_product_attention"}  # fmt: skip
 
 
 def _dead_labels(plan: Plan, traced: Trace, settled: Settled) -> np.ndarray:
@@ -83,6 +84,7 @@ class _Masked(Watcher):
         self.trace = traced
         self.dead = dead
         self.position = 0
+        self.parameters = {id(labels) for labels in traced.parameters.values()}
 
     def on_call(self, call: Call, run: Callable[[], Any]) -> Any:
         with self.pause():
@@ -95,7 +97,7 @@ class _Masked(Watcher):
                 result = run()
             elif packet in _STATISTICS and any(self.dead[e.labels].any() for m in record.inputs for e in m.entries):
                 result = self._over_survivors(call, record)
-            elif packet in _PRODUCTS and self._dying_product(record):
+            elif packet in _PRODUCTS and self._without_parameter(record):
                 result = self._product(call, record)
             else:
                 result = run()
@@ -140,7 +142,8 @@ class _Masked(Watcher):
                 mask = self._alive(labels)
                 if mask is None:
                     return value
-                full = torch.zeros(labels.shape, dtype=value.dtype, device=value.device)
+                # Ones, so that nothing at the dead positions divides by zero.
+                full = torch.ones(labels.shape, dtype=value.dtype, device=value.device)
                 full[mask.expand(labels.shape).to(value.device)] = value.reshape(-1)
                 return full
             if isinstance(value, (list, tuple)):
@@ -149,13 +152,14 @@ class _Masked(Watcher):
 
         return scatter(result)
 
-    def _dying_product(self, record: Any) -> bool:
-        return not any(m.weight for m in record.inputs) and any(
+    def _without_parameter(self, record: Any) -> bool:
+        """Neither factor is a parameter, whose removed positions are zero already."""
+        return not any(id(m) in self.parameters for m in record.inputs[:2]) and any(
             self.dead[e.labels].any() for m in record.inputs for e in m.entries
         )
 
     def _product(self, call: Call, record: Any) -> Any:
-        """A product of two activations: dead channels of either must not reach the sum."""
+        """A product of activations or computed weights: dead channels of either must not reach the sum."""
         arguments = dict(call.arguments)
         maps = iter(record.inputs)
         for name, value in arguments.items():

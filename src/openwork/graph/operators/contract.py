@@ -35,10 +35,10 @@ def contract(
     """
     a_index, b_index, out_index = (list(names) for names in indices)
     summed = [name for name in a_index if name in b_index and name not in out_index]
-    if first.weight != second.weight:
-        _mark(store, first, a_index, summed, out_index) if first.weight else _mark(
-            store, second, b_index, summed, out_index
-        )
+    if second.weight:
+        _mark(store, second, b_index, summed, out_index)
+    elif first.weight:
+        _mark(store, first, a_index, summed, out_index)
     for name in summed:
         first, second = _consume(store, first, a_index.index(name), second, b_index.index(name))
     alone = [_drop_alone(store, tensor, names, out_index) for tensor, names in ((first, a_index), (second, b_index))]

@@ -54,9 +54,9 @@ def convolution(
     incoming = axis_labels(x, channel)
     in_axis, out_axis = (0, 1) if transposed else (1, 0)
     if groups == 1:
-        _meet(store, incoming, axis_labels(weight, in_axis), weight)
+        _meet(store, incoming, axis_labels(weight, in_axis))
         outgoing = axis_labels(weight, out_axis)
-        if outgoing is not None and weight.weight:
+        if outgoing is not None:
             store.mark(outgoing, Role.PRODUCES)
     else:
         outgoing = _grouped(store, incoming, weight, groups, transposed, parameter)
@@ -67,8 +67,8 @@ def convolution(
     return result if bias is None else tie_vector(store, result, channel, bias)
 
 
-def _meet(store: LabelStore, incoming: IntArray | None, inner: IntArray | None, weight: LabelMap) -> None:
-    if inner is not None and weight.weight:
+def _meet(store: LabelStore, incoming: IntArray | None, inner: IntArray | None) -> None:
+    if inner is not None:
         store.mark(inner, Role.CONSUMES)
     if incoming is not None and inner is not None:
         store.unify(incoming, inner)
@@ -90,7 +90,25 @@ def _grouped(
     outer, inner = weight.shape[0], weight.shape[1]
     outer_labels, inner_labels = axis_labels(weight, 0), axis_labels(weight, 1)
     depthwise = outer == groups if transposed else inner == 1
-    if outer_labels is None or (parameter is None and not depthwise):
+    if outer_labels is None:
+        if incoming is not None:
+            store.freeze(incoming, "grouped convolution with a computed weight")
+        store.freeze_map(weight, "grouped convolution with a computed weight")
+        return None
+    rows = outer_labels.reshape(groups, outer // groups)
+    if parameter is None and not depthwise and not transposed and inner_labels is not None:
+        # A computed weight has one set of inner labels: every group loses the same positions.
+        store.mark(inner_labels, Role.CONSUMES)
+        store.mark(rows, Role.PRODUCES)
+        store.rectangular(rows)
+        if rows.shape[1] == 1:
+            store.freeze(rows, "the only output channel of each group")
+        if incoming is None:
+            store.freeze(inner_labels, "reads channels that are fixed")
+        else:
+            store.unify(incoming.reshape(groups, inner), inner_labels[None])
+        return rows.ravel()
+    if parameter is None and not depthwise:
         if incoming is not None:
             store.freeze(incoming, "grouped convolution with a computed weight")
         store.freeze_map(weight, "grouped convolution with a computed weight")
@@ -98,7 +116,6 @@ def _grouped(
     if inner_labels is not None:
         # A position of the inner axis is another channel in every group: the plain labels say nothing.
         store.freeze(inner_labels, "")
-    rows = outer_labels.reshape(groups, outer // groups)
     if depthwise:
         if incoming is None:
             store.freeze(rows, "reads channels that are fixed")
@@ -115,5 +132,5 @@ def _grouped(
     store.rectangular(out)
     if out.shape[1] == 1:
         store.freeze(out, "the only output channel of each group")
-    _meet(store, incoming, into.ravel(), weight)
+    _meet(store, incoming, into.ravel())
     return out.ravel()

@@ -6,6 +6,7 @@ axis at full length. An operand that has the axis at full length without labels 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from openwork.graph.groups import IntArray
@@ -89,7 +90,9 @@ def _reconcile(
 def pointwise(store: LabelStore, operands: Sequence[LabelMap], shape: Sequence[int]) -> LabelMap:
     """The result of an elementwise operator on broadcast operands."""
     weight = bool(operands) and all(operand.weight for operand in operands)
-    parts = [(*broadcast(operand, shape), operand.weight) for operand in operands]
+    # The largest operand first: its labels go on, so that a filter, not its gain, counts as what a layer reads.
+    ordered = sorted(operands, key=lambda operand: -math.prod(operand.shape))
+    parts = [(*broadcast(operand, shape), operand.weight) for operand in ordered]
     return LabelMap(tuple(shape), merge(store, parts), weight)
 
 

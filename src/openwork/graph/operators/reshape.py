@@ -111,7 +111,7 @@ def _through_block(
             kept_axes.append(axis)
             place += 1
     if len(kept_axes) > 1:
-        store.rectangular(full)
+        store.rectangular(full, whole_rows=True)
     order: list[int] = []
     for axis in entry.order:
         if axis in outside:

@@ -116,6 +116,14 @@ def _softmax(ctx: Context) -> Result:
     return op.mixed_along(ctx.store, x, [ctx.get("dim") % max(1, len(x.shape))])
 
 
+@rule("aten._weight_norm_interface")
+def _weight_norm(ctx: Context) -> Result:
+    direction, length = ctx.map("v"), ctx.map("g")
+    axis = ctx.get("dim", 0) % len(direction.shape)
+    mixed = op.mixed_along(ctx.store, direction, [a for a in range(len(direction.shape)) if a != axis])
+    return op.pointwise(ctx.store, [mixed, length], ctx.shape)
+
+
 @rule("aten.glu")
 def _glu(ctx: Context) -> Result:
     x = ctx.map("self")
@@ -181,12 +189,14 @@ def _embedding(ctx: Context) -> Result:
 
 @rule("aten.index_select", "aten.gather", "aten.take_along_dim")
 def _index_select(ctx: Context) -> Result:
-    x, index = ctx.map("self"), ctx.map("index")
-    ctx.store.freeze_map(index, "used as an index")
+    x = ctx.map("self")
     axis = ctx.get("dim") % max(1, len(x.shape))
-    if ctx.call.name.startswith("aten.gather"):
-        # The index is as large as the result: it names every position of every axis.
-        return op.pin_axes(ctx.store, x, range(len(x.shape)), "gathered by data").with_shape(ctx.shape)
+    if not ctx.call.name.startswith("aten.index_select"):
+        # The index is as large as the result; where it was expanded it is uniform, so channels may go.
+        index = ctx.map("index")
+        axes = [a for a in range(len(x.shape)) if a != axis and x.shape[a] != index.shape[a]]
+        x = op.pin_axes(ctx.store, x, [axis, *axes], "gathered by data").with_shape(ctx.shape)
+        return op.pointwise(ctx.store, [x, op.pin_axes(ctx.store, index, [axis], "")], ctx.shape)
     return op.window(ctx.store, x, [axis], ctx.shape, "picked by data")
 
 
@@ -231,14 +241,22 @@ def _creation_expected(record: Any, inputs: list[Shape], outputs: list[Shape], d
       "aten.randint", sizes=_creation_size, expected=_creation_expected)  # fmt: skip
 def _create(ctx: Context) -> Result:
     # Uniform along every axis: any position may go, none is tied yet.
-    return LabelMap(ctx.shape, ctx.store.fresh(ctx.shape), weight=False)
+    return LabelMap(ctx.shape, ctx.store.fresh(ctx.shape), weight=True)
 
 
 @rule("aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.empty_like", "aten.rand_like", "aten.randn_like",
       "aten.bernoulli")  # fmt: skip
 def _create_like(ctx: Context) -> Result:
-    x = ctx.map("self")
-    return LabelMap(ctx.shape, x.entries, weight=False)
+    # Its content is uniform and only its lengths follow the template: the same number goes from both.
+    entries = []
+    for entry in ctx.map("self").entries:
+        if len(entry.axes) > 1:
+            entries.append(entry)
+            continue
+        (new,) = ctx.store.fresh(ctx.shape, entry.axes)
+        ctx.store.rectangular(np.stack([entry.labels, new.labels]))
+        entries.append(new)
+    return LabelMap(ctx.shape, tuple(entries), weight=True)
 
 
 @rule("aten.fill", "aten.zero", "aten.normal_", "aten.uniform_", "aten.bernoulli_", "aten.exponential_",

@@ -166,15 +166,13 @@ def _stack(ctx: Context) -> Result:
 
 def _split_sizes(call: Call, shapes: list[Shape]) -> list[int]:
     sizes = call.get("split_sizes", call.get("split_size"))
-    if isinstance(sizes, int):
-        total = shapes[0][call.get("dim", 0) % len(shapes[0])]
-        return [min(sizes, total - start) for start in range(0, total, sizes)] if sizes > 0 else [sizes]
-    return list(sizes)
+    return [sizes] if isinstance(sizes, int) else list(sizes)
 
 
 def _split_expected(record: Any, inputs: list[Shape], outputs: list[Shape], dead: np.ndarray) -> list[int]:
     axis = record.call_numbers.get("dim", 0) % len(inputs[0])
-    return [shape[axis] for shape in outputs]
+    lengths = [shape[axis] for shape in outputs]
+    return lengths[:1] if "split_size" in record.call_numbers and len(record.sizes) == 1 else lengths
 
 
 @rule("aten.split", "aten.split_with_sizes", "aten.unsafe_split", "aten.split_copy",
@@ -238,7 +236,25 @@ def _slice(ctx: Context) -> Result:
     return op.slice_axis(ctx.store, x, axis, start, stop, ctx.get("step", 1))
 
 
-@rule("aten.constant_pad_nd", "aten.pad")
+def _pad_amounts(call: Call, shapes: list[Shape]) -> list[int]:
+    return list(call.get("pad"))
+
+
+def _expected_pad(record: Any, inputs: list[Shape], outputs: list[Shape], dead: np.ndarray) -> list[int]:
+    amounts = list(record.sizes)
+    rank = len(inputs[0])
+    for i in range(len(amounts) // 2):
+        axis = rank - 1 - i
+        entry = record.outputs[0].entry(axis)
+        before, after = amounts[2 * i], amounts[2 * i + 1]
+        if entry is not None and len(entry.axes) == 1 and before >= 0 and after >= 0:
+            alive = ~dead[entry.labels]
+            amounts[2 * i] = int(alive[:before].sum())
+            amounts[2 * i + 1] = int(alive[len(alive) - after :].sum())
+    return amounts
+
+
+@rule("aten.constant_pad_nd", "aten.pad", sizes=_pad_amounts, expected=_expected_pad)
 def _constant_pad(ctx: Context) -> Result:
     x = ctx.map("self")
     before, after = [0] * len(x.shape), [0] * len(x.shape)
