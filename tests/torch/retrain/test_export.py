@@ -189,7 +189,9 @@ class Interrupted(nn.Module):
 
 
 @pytest.mark.parametrize("opset", [13, 18])
-@pytest.mark.parametrize(("error", "expected"), [(KeyboardInterrupt(), KeyboardInterrupt), (OverflowError("too much"), ModelError)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "expected"), [(KeyboardInterrupt(), KeyboardInterrupt), (OverflowError("too much"), ModelError)]
+)
 def test_nothing_half_written(opset: int, error: BaseException, expected: type[BaseException], tmp_path: Path) -> None:
     (tmp_path / BOTH[1]).write_text("old")
     model = Interrupted().train()
@@ -223,14 +225,14 @@ def test_interrupted_between_the_files(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("opset", [6, 99, True, "18", 18.0])
 def test_opset_that_does_not_exist(opset: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="opset is .*; allowed: 7 to"):
+    with pytest.raises(ConfigError, match=r"opset is .*; allowed: 7 to"):
         save_prune_retrain_model(Interrupted(), tmp_path / "m", IMAGE, opset=opset)
     assert not list(tmp_path.iterdir())
 
 
 def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(FileError, match="save_path .*file/sub/m_deploy_model.onnx cannot be written"):
+    with pytest.raises(FileError, match=r"save_path .*file/sub/m_deploy_model\.onnx cannot be written"):
         save_prune_retrain_model(Interrupted(), tmp_path / "file" / "sub" / "m", IMAGE)
     (tmp_path / BOTH[0]).mkdir()
     with pytest.raises(FileError, match="is a folder"):

@@ -115,7 +115,10 @@ def _write_all(write: Callable[[Path], None], paths: Sequence[Path]) -> None:
                 write(folder / path.name)
             except OSError as error:
                 raise FileError(f"{path}: cannot be written: {error.strerror or error}") from error
-            onnx.checker.check_model(str(folder / path.name))
+            try:
+                onnx.checker.check_model(str(folder / path.name))
+            except onnx.checker.ValidationError as error:
+                raise ModelError(f"{path}: torch exported what onnx.checker refuses: {one_line(error)}") from error
             # External data comes before the file that names it.
             made = sorted(folder.iterdir(), key=lambda part: part.name == path.name)
             parts += [(part, path.parent / part.name) for part in made]
@@ -149,6 +152,13 @@ def needs_external_data(model: nn.Module) -> bool:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) > LARGEST_FILE
 
 
+def _root(error: BaseException) -> BaseException:
+    """What went wrong first; torch's exporter wraps it in advice on itself."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
 def _exported(
     model: nn.Module, input_data: tuple[Any, ...], options: dict[str, Any], dynamic_axes: Mapping[str, Any] | None
 ) -> Callable[[Path], None]:
@@ -178,7 +188,7 @@ def _exported(
         except OSError:
             raise
         except Exception as error:
-            why = one_line(failure or error)
+            why = one_line(_root(failure or error))
             raise ModelError(f"{type(model).__name__} cannot be exported to ONNX: {why}") from error
 
     return write
