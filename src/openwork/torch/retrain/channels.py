@@ -15,6 +15,7 @@ from openwork.config import (
     PYTORCH_TYPES,
     LayerSetting,
     NofMSetting,
+    QuantSetting,
     RetrainConfig,
     read_chosen_channels,
     resolve,
@@ -24,7 +25,7 @@ from openwork.graph.select import balanced, lowest, removable
 from openwork.torch.analysis import Analysis
 from openwork.torch.prune import PrunePlan, weights_of
 
-__all__ = ["choose", "masks_asked", "plan_channels", "report", "settings_of", "why_nothing"]
+__all__ = ["choose", "masks_asked", "plan_channels", "quantisation_asked", "report", "settings_of", "why_nothing"]
 
 _LOG = logging.getLogger("openwork")
 _SKIPS = ("skip_layers", "regular_prune_skip_layers", "skip_layer_types", "regular_prune_skip_types")
@@ -78,24 +79,41 @@ def settings_of(config: RetrainConfig, analysis: Analysis) -> dict[str, LayerSet
         maskable=[
             name for name, module in plain.items() if isinstance(module, (nn.Conv2d, nn.Linear, nn.ConvTranspose2d))
         ],
+        quantizable=_quantizable(modules),
         prunable_on_request=[name for name in producers if name not in prunable],
         known_types=PYTORCH_TYPES,
     )
 
 
-def masks_asked(config: RetrainConfig, model: nn.Module) -> dict[str, NofMSetting]:
-    """The N:M settings of layers, without analysis; what the config says of channels is passed over."""
+def _quantizable(modules: Mapping[str, nn.Module]) -> list[str]:
+    return [name for name, module in modules.items() if isinstance(module, (nn.Conv2d, nn.Linear, nn.ConvTranspose2d))]
+
+
+def _without_analysis(config: RetrainConfig, model: nn.Module) -> dict[str, LayerSetting]:
+    """What the config says of layers, but for channels."""
     modules = {name: module for name, module in model.named_modules() if name}
     named = {*config.skip_layer_types, *config.regular_prune_skip_types, *config.quant_skip_types}
     named.update(override.name for override in config.override_layer_types)
-    settings = resolve(
+    return resolve(
         _whole_modules(config, modules),
         {name: _kind(module, named) for name, module in modules.items()},
         prunable=modules,
-        maskable=[n for n, m in modules.items() if isinstance(m, (nn.Conv2d, nn.Linear, nn.ConvTranspose2d))],
+        maskable=_quantizable(modules),
+        quantizable=_quantizable(modules),
         known_types=PYTORCH_TYPES,
     )
+
+
+def masks_asked(config: RetrainConfig, model: nn.Module) -> dict[str, NofMSetting]:
+    """The N:M settings of layers, without analysis."""
+    settings = _without_analysis(config, model)
     return {name: setting.mask for name, setting in settings.items() if setting.mask is not None}
+
+
+def quantisation_asked(config: RetrainConfig, model: nn.Module) -> dict[str, QuantSetting]:
+    """The quantisation of layers, without analysis."""
+    settings = _without_analysis(config, model)
+    return {name: setting.quant for name, setting in settings.items() if setting.quant is not None}
 
 
 def _owners(model: nn.Module) -> dict[str, list[str]]:

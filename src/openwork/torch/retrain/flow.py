@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from openwork.config import load_retrain_config
+from openwork.config import RetrainConfig, load_retrain_config
 from openwork.errors import NothingToPruneError, RecordError
 from openwork.files import check_writable, read_text
 from openwork.record import Record, load_record, save_record
@@ -69,22 +69,33 @@ def create_prune_retrain_model(
         UnsupportedModelError: not an nn.Module, or a ScriptModule.
     """
     config = load_retrain_config(config_defination)
-    text = read_text(config_defination, "config file")
-    module = unwrap(model)
     check_writable(record_file, "record_file")
-    analysis = _analyze(module, as_tuple(input_data))
+    pruned, record = prune_as_config(unwrap(model), as_tuple(input_data), config, config_defination, record_file)
+    save_record(record, record_file)
+    return pruned.train()
+
+
+def prune_as_config(
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    config: RetrainConfig,
+    config_file: str | os.PathLike[str],
+    record_file: str | os.PathLike[str],
+) -> tuple[nn.Module, Record]:
+    """The pruned and masked copy, and its record, which is not yet written."""
+    text = read_text(config_file, "config file")
+    analysis = _analyze(module, inputs)
     plan, settings = plan_channels(analysis, config, text)
     report(analysis, plan, settings)
     pruned = apply_plan(module, plan)
     wanted = {name: setting.mask for name, setting in settings.items() if setting.mask is not None}
     masks = layers_to_mask(pruned, wanted)
     if not plan.groups and not masks:
-        raise NothingToPruneError(why_nothing(analysis, settings, config_defination))
+        raise NothingToPruneError(why_nothing(analysis, settings, config_file))
     record = Record(channels=records_from_plan(plan, module))
     if masks:
         attach_masks(pruned, masks, record, record_file)
-    save_record(record, record_file)
-    return pruned.train()
+    return pruned, record
 
 
 def restore_prune_retrain_model(
@@ -124,11 +135,18 @@ def restore_prune_retrain_model(
     pruned = apply_plan(module, plan_from_record(record, module))
     if record.masks:
         restore_masks(pruned, record, masks_asked(config, module), record_file)
-    state = read_checkpoint(pth_file, state_dict_name)
-    own = pruned.state_dict()
-    load_state(pruned, plain_keys(without_prefix(state, own), record.masks, own), os.fspath(pth_file))
-    settle_masks(pruned)
+    load_weights(pruned, record, pth_file, state_dict_name)
     return pruned.train()
+
+
+def load_weights(
+    model: nn.Module, record: Record, pth_file: str | os.PathLike[str], state_dict_name: str | None
+) -> None:
+    """Load a checkpoint of a pruned or masked model, openwork's or AMCT's."""
+    state = read_checkpoint(pth_file, state_dict_name)
+    own = model.state_dict()
+    load_state(model, plain_keys(without_prefix(state, own), record.masks, own), os.fspath(pth_file))
+    settle_masks(model)
 
 
 def save_prune_retrain_model(

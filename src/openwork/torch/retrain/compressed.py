@@ -1,0 +1,180 @@
+"""create, restore and save with quantisation: channel pruning or N:M masks, then quantisation-aware training."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from openwork.config import QuantSetting, RetrainConfig, Target, load_retrain_config
+from openwork.errors import ConfigError, RecordError
+from openwork.files import check_writable
+from openwork.record import Record, SelectiveMaskRecord, load_record, save_record
+from openwork.torch.quant import factors_of, integers_of, quantizable_layers, quantized_layers
+from openwork.torch.quant.apply import quantize_layers
+from openwork.torch.quant.export import export_quantized
+from openwork.torch.retrain.channels import masks_asked, quantisation_asked
+from openwork.torch.retrain.export import deploy_paths
+from openwork.torch.retrain.flow import as_tuple, load_weights, prune_as_config, save_prune_retrain_model
+from openwork.torch.retrain.masking import restore_masks
+from openwork.torch.retrain.records import plan_from_record
+from openwork.torch.sparse24 import masks_of
+from openwork.torch.structure import unwrap
+from openwork.torch.surgery import apply_plan
+
+__all__ = ["create_compressed_retrain_model", "restore_compressed_retrain_model", "save_compressed_retrain_model"]
+
+_LOG = logging.getLogger("openwork")
+_ASKED = "_openwork_compression"
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What saving needs to know of the config; it stays on the model."""
+
+    target: Target
+    force_fp16_quant: bool
+
+
+def create_compressed_retrain_model(
+    model: nn.Module, input_data: Any, config_defination: str | os.PathLike[str], record_file: str | os.PathLike[str]
+) -> nn.Module:
+    """Prune or mask a model as a config says and let it simulate quantisation, ready for retraining.
+
+    Args:
+        model: the trained model; it is not touched.
+        input_data: a tuple of tensors, or one tensor.
+        config_defination: path of an ``AMCTRetrainConfig``; it may ask for pruning, for quantisation, or both.
+        record_file: path of the record to write; scales and offsets follow when the model is saved.
+
+    Returns:
+        A modified copy of the same class, in train mode. The clip ranges of inputs are taken from its first
+        ``batch_num`` training forwards.
+
+    Raises:
+        ConfigError: the config is wrong, or asks for nothing.
+        FileError, NothingToPruneError, ModelError, UnsupportedModelError: as `create_prune_retrain_model`.
+    """
+    config = load_retrain_config(config_defination)
+    module = unwrap(model)
+    check_writable(record_file, "record_file")
+    inputs = as_tuple(input_data)
+    prunes = bool(config.prune_settings)
+    if prunes:
+        result, record = prune_as_config(module, inputs, config, config_defination, record_file)
+    else:
+        result, record = apply_plan(module, plan_from_record(Record(), module)), Record()
+    if not _quantize(result, config) and not prunes:
+        raise ConfigError(
+            f"{config_defination}: nothing to do: neither prune_config nor retrain_data_quant_config or "
+            "retrain_weight_quant_config applies to any layer"
+        )
+    save_record(record, record_file)
+    return result.train()
+
+
+def restore_compressed_retrain_model(
+    model: nn.Module,
+    input_data: Any,
+    config_defination: str | os.PathLike[str],
+    record_file: str | os.PathLike[str],
+    pth_file: str | os.PathLike[str],
+    state_dict_name: str | None = None,
+) -> nn.Module:
+    """Rebuild a model of `create_compressed_retrain_model` and load retrained weights and clip ranges.
+
+    Args:
+        model: the unpruned model.
+        input_data: a tuple of tensors, or one tensor.
+        config_defination: the config that the record was made with; it says what is quantised.
+        record_file: what create or save wrote; the structure and the masks come from it alone.
+        pth_file: the checkpoint; loaded strictly, on the CPU, without executing anything.
+        state_dict_name: key of the state dict inside the file; None if the file is the state dict.
+
+    Returns:
+        The model with the weights, in train mode.
+
+    Raises:
+        RecordError, WeightsError, ConfigError, FileError, UnsupportedModelError: as `restore_prune_retrain_model`.
+    """
+    as_tuple(input_data)
+    module = unwrap(model)
+    config = load_retrain_config(config_defination)
+    record = load_record(record_file)
+    result = apply_plan(module, plan_from_record(record, module))
+    if record.masks:
+        restore_masks(result, record, masks_asked(config, module), record_file)
+    if not _quantize(result, config) and not record:
+        raise RecordError(f"record file {record_file} is empty and the config quantises nothing; nothing to restore")
+    load_weights(result, record, pth_file, state_dict_name)
+    return result.train()
+
+
+def save_compressed_retrain_model(
+    model: nn.Module,
+    record_file: str | os.PathLike[str],
+    save_path: str | os.PathLike[str],
+    input_data: Any,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    dynamic_axes: Mapping[str, Any] | None = None,
+    *,
+    opset: int = 18,
+) -> None:
+    """Write ``<save_path>_deploy_model.onnx`` and ``<save_path>_fake_quant_model.onnx``; complete the record.
+
+    The deploy file has int8 weights behind QuantizeLinear / DequantizeLinear, or with ``target: ASCEND`` in the
+    config AscendQuant / AscendDequant. The fake-quant file simulates with float operators. Batch norms that follow
+    a quantised layer alone are folded in both. Zeros of masks are exact zeros in the integers; this is checked.
+
+    Args:
+        model: what create or restore returned, trained.
+        record_file: the record; scales, offsets and the masks in force are written into it.
+        save_path: folder and prefix.
+        input_data: a tuple of tensors, or one tensor.
+        input_names, output_names: names in the file.
+        dynamic_axes: as for ``torch.onnx.export``.
+        opset: ONNX operator set of the files.
+
+    Raises:
+        ModelError: no batch was run in training mode yet, so there is no clip range; masked integers break their
+            pattern; torch cannot export the model.
+        FileError, ConfigError, RecordError: as `save_prune_retrain_model`; the record cannot be read.
+    """
+    module = unwrap(model)
+    inputs = as_tuple(input_data)
+    if not quantized_layers(module):
+        save_prune_retrain_model(module, save_path, inputs, input_names, output_names, dynamic_axes, opset=opset)
+        return
+    paths = deploy_paths(save_path)
+    check_writable(record_file, "record_file")
+    record = load_record(record_file) if os.path.exists(record_file) else Record()
+    asked: _Asked = module.__dict__.get(_ASKED, _Asked(Target.ONNX, False))
+    layers = integers_of(module, inputs)
+    masks = {name: SelectiveMaskRecord.of(name, mask) for name, mask in masks_of(module).items()}
+    factors = factors_of(layers)
+    if asked.force_fp16_quant:
+        factors = {
+            name: replace(factor, fakequant_precision_mode="FORCE_FP16_QUANT") for name, factor in factors.items()
+        }
+    export_quantized(module, layers, paths, inputs, input_names, output_names, dynamic_axes, opset, target=asked.target)
+    save_record(replace(record, masks={**record.masks, **masks}, factors={**record.factors, **factors}), record_file)
+
+
+def _quantize(model: nn.Module, config: RetrainConfig) -> bool:
+    """Quantise what the config asks for; whether that is anything."""
+    wanted = quantisation_asked(config, model)
+    reasons = quantizable_layers(model)
+    settings: dict[str, QuantSetting] = {}
+    for name, setting in wanted.items():
+        if reasons[name]:
+            _LOG.info("%s is not quantised: %s", name, reasons[name])
+        else:
+            settings[name] = setting
+    quantize_layers(model, settings, config.batch_num)
+    model.__dict__[_ASKED] = _Asked(config.target, config.force_fp16_quant)
+    return bool(settings)
