@@ -39,7 +39,7 @@ def check_installed() -> None:
 @click.command("demo", short_help="Train, prune, retrain, export and compare a small network.")
 @click.option("--output", default="openwork-demo", metavar="FOLDER", show_default=True,
               help="Folder for all files of the demo; nothing else is written.")  # fmt: skip
-@click.option("--epochs", default=8, show_default=True, type=click.IntRange(min=1),
+@click.option("--epochs", default=6, show_default=True, type=click.IntRange(min=1),
               help="Passes over the training images, before pruning and again after it.")  # fmt: skip
 @click.option("--rounds", default=200, show_default=True, type=click.IntRange(min=1),
               help="How often each ONNX file is timed on one image; a quarter as often on 64.")  # fmt: skip
