@@ -17,14 +17,12 @@ def surviving(entry: Entry, dead: np.ndarray) -> dict[int, int]:
     if alive.all():
         return dict(zip(entry.axes, entry.labels.shape, strict=True))
     lengths = {}
-    for place, axis in enumerate(entry.axes):
-        others = tuple(other for other in range(alive.ndim) if other != place)
-        if axis == entry.order[-1]:
-            # The minor axis may be ragged: each row that lives has this many.
-            counts = alive.sum(axis=place)
-            lengths[axis] = int(counts.max())
-        else:
-            lengths[axis] = int(alive.any(axis=others).sum())
+    for axis in entry.axes:
+        lives = alive
+        # A row lives while anything in it does; rows may be ragged, but all that live have equal length.
+        for minor in entry.order[entry.order.index(axis) + 1 :]:
+            lives = lives.any(axis=entry.axes.index(minor), keepdims=True)
+        lengths[axis] = int(lives.sum(axis=entry.axes.index(axis)).max())
     return lengths
 
 
@@ -39,17 +37,18 @@ def surviving_shape(tensor: LabelMap, dead: np.ndarray) -> tuple[int, ...]:
 
 def axis_size(entry: Entry, axis: int, settled: Settled) -> AxisSize:
     """Length of one axis as a function of kept units."""
-    place = entry.axes.index(axis)
-    components = np.moveaxis(settled.component[entry.labels], place, 0)
-    size = components.shape[0]
-    matrix = components.reshape(size, max(1, components.size // max(1, size)))
-    rows = 1
-    if matrix.shape[1] > 1 and not bool((matrix == matrix[:, :1]).all()):
-        if axis != entry.order[-1]:
-            return AxisSize(float(size))
-        rows = matrix.shape[1]
-    else:
+    components = settled.component[entry.labels]
+    size = components.shape[entry.axes.index(axis)]
+    for minor in entry.order[entry.order.index(axis) + 1 :]:
+        place = entry.axes.index(minor)
+        first = np.take(components, [0], axis=place)
+        if not bool((components == first).all()):
+            return AxisSize(float(size))  # rows do not go as a whole
+        components = first
+    matrix = np.moveaxis(components, entry.axes.index(axis), 0).reshape(size, -1)
+    if bool((matrix == matrix[:, :1]).all()):
         matrix = matrix[:, :1]
+    rows = matrix.shape[1]
     flat = matrix.ravel()
     flat = flat[settled.group_of[flat] >= 0]
     group_of, block_of = settled.group_of[flat], settled.block_of[flat]
