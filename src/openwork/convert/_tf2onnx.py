@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from openwork.convert.shapes import parse_input_shape
+from openwork.errors import ConfigError, OpenworkError, nearest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -48,6 +49,8 @@ def _frozen(path: str, output: str, opset: int, shapes: dict[str, list[int]], ou
         if node.name not in read and node.op not in ("Const", "NoOp", "Placeholder")
     ]
     inputs = [f"{node.name}:0" for node in graph.node if node.op == "Placeholder"]
+    _refuse_unknown("--input_shape", [_with_port(name) for name in shapes], inputs)
+    _refuse_unknown("--out_nodes", [name.split(":")[0] for name in outputs], [node.name for node in graph.node])
     override: dict[str, Any] = {_with_port(name): sizes for name, sizes in shapes.items()}
     tf2onnx.convert.from_graph_def(
         graph,
@@ -57,6 +60,12 @@ def _frozen(path: str, output: str, opset: int, shapes: dict[str, list[int]], ou
         shape_override=override or None,
         output_path=output,
     )
+
+
+def _refuse_unknown(option: str, names: list[str], known: list[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{option}: the graph has no {name!r}; {nearest(name, known)}")
 
 
 def main(arguments: list[str]) -> None:
@@ -72,5 +81,6 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except Exception as error:
-        print(" ".join(f"{type(error).__name__}: {error}".split()), file=sys.stderr)
+        kind = "" if isinstance(error, OpenworkError) else f"{type(error).__name__}: "
+        print(" ".join(f"{kind}{error}".split()), file=sys.stderr)
         sys.exit(1)

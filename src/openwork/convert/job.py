@@ -107,10 +107,12 @@ def convert(options: Options, progress: Progress | None = None) -> Report:
     source = Path(options.model)
     _refuse_same_file(source, [target, data_path(target), report_path])
     with _open_model(options) as file:
-        if options.input_shape is not None:
-            apply_input_shapes(file.model, parse_input_shape(options.input_shape))
-        if options.out_nodes is not None:
-            cut_at(file.model, options.out_nodes)
+        # A frozen graph was cut and given its shapes before it became ONNX.
+        if options.framework == 5 or source.is_dir():
+            if options.input_shape is not None:
+                apply_input_shapes(file.model, parse_input_shape(options.input_shape))
+            if options.out_nodes is not None:
+                cut_at(file.model, options.out_nodes)
         detection, report = _look(file, options, progress)
         if options.strict:
             _be_strict(report, file)
