@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from openwork import importance as criteria
-from openwork.errors import ConfigError, NothingToPruneError, nearest
+from openwork.errors import ConfigError, ModelError, NothingToPruneError, nearest
 from openwork.graph.groups import IntArray, PruneGroup
 from openwork.graph.plan import Plan
 from openwork.graph.select import balanced, lowest, removable
@@ -54,6 +54,8 @@ def weights_of(model: nn.Module) -> Callable[[str], np.ndarray]:
     def weights(name: str) -> np.ndarray:
         if name not in cache:
             tensor = tensors[name].detach()
+            if tensor.is_meta:
+                raise ModelError(f"parameter {name!r} is on the meta device; ranking channels needs its values")
             if tensor.dtype in (torch.float16, torch.bfloat16):
                 tensor = tensor.float()
             cache[name] = tensor.cpu().numpy()

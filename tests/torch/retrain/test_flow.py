@@ -191,6 +191,14 @@ def test_pruning_twice_composes(tmp_path: Path) -> None:
         assert torch.equal(again.eval()(IMAGE), twice.eval()(IMAGE))
 
 
+def test_native_prune_keeps_the_flag_of_each_module() -> None:
+    model = SmallNet().train()
+    model.bn1.eval()
+    smaller, plan = prune(model, IMAGE, ratio=0.5)
+    for result in (smaller, plan.apply(model)):
+        assert [m.training for m in result.modules()] == [m.training for m in model.modules()]
+
+
 def test_plan_of_plan_composes() -> None:
     model = settle_(SmallNet()).eval()
     once, first = prune(model, IMAGE, ratio=0.5)
