@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from typing import Any
 
 import click
 
 from openwork.errors import ConfigError, ModelError, nearest
+from openwork.torch.structure import one_line
 
 __all__ = ["build", "command", "parse_shape"]
 
@@ -18,15 +20,15 @@ def build(target: str) -> Any:
 
     Raises:
         ConfigError: no such module or function.
-        ModelError: it cannot be called without arguments.
+        ModelError: it fails, or cannot be called without arguments.
     """
     module_name, colon, attribute = target.partition(":")
     if not colon or not module_name or not attribute:
         raise ConfigError(f"model is {target!r}; package.module:function is needed, e.g. torchvision.models:resnet18")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"model {target!r}: {module_name!r} cannot be imported: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"model {target!r}: {module_name!r} cannot be imported: {one_line(error)}") from error
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -45,6 +47,8 @@ def build(target: str) -> Any:
         return found(**without)
     except TypeError as error:
         raise ModelError(f"model {target!r} cannot be built without arguments: {error}") from error
+    except Exception as error:
+        raise ModelError(f"model {target!r} cannot be built: {one_line(error)}") from error
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -78,6 +82,8 @@ def command(model: str, inputs: tuple[str, ...], integers: bool) -> None:
 
     from openwork.torch import analyze
 
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` does: models in the current folder are found
     shapes = [parse_shape(text) for text in inputs]
     network = build(model)
     tensors = tuple(torch.zeros(shape, dtype=torch.long if integers else torch.float32) for shape in shapes)
