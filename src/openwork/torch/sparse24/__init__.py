@@ -16,6 +16,7 @@ from openwork.torch.sparse24.apply import (
     masked_layers,
     masks_of,
 )
+from openwork.torch.sparse24.oneshot import one_shot
 from openwork.torch.sparse24.verify import LayerSparsity, SparsityReport, verify_sparsity
 
 __all__ = [
@@ -27,5 +28,6 @@ __all__ = [
     "maskable_layers",
     "masked_layers",
     "masks_of",
+    "one_shot",
     "verify_sparsity",
 ]

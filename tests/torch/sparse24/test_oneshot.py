@@ -1,0 +1,98 @@
+"""One-shot sparsity of torch layers: the right features meet the right weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from openwork.errors import ConfigError, ModelError
+from openwork.torch.sparse24 import one_shot, verify_sparsity
+from openwork.torch.sparse24.oneshot import _features, _from_matrices, _matrices
+
+LAYERS = [
+    nn.Linear(10, 6),
+    nn.Conv2d(8, 6, 3, stride=2, padding=1, padding_mode="circular"),
+    nn.Conv2d(10, 4, (2, 3), padding="same", groups=2, dilation=(1, 2)),
+    nn.Conv2d(8, 6, 1),
+]
+
+
+def _input(layer: nn.Module) -> torch.Tensor:
+    torch.manual_seed(1)
+    if isinstance(layer, nn.Linear):
+        return torch.randn(5, 3, layer.in_features)
+    return torch.randn(2, layer.in_channels, 6, 7)
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_features_times_matrices_are_the_layers_output(layer):
+    x = _input(layer)
+    parts = [
+        features @ matrix.t() for features, matrix in zip(_features(layer, x, 4), _matrices(layer, layer.weight, 4))
+    ]
+    product = torch.cat(parts, dim=1) + layer.bias
+    output = layer(x)
+    expected = output if isinstance(layer, nn.Linear) else output.permute(0, 2, 3, 1)
+    torch.testing.assert_close(product, expected.reshape(product.shape), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layer", [*LAYERS, nn.ConvTranspose2d(12, 6, 3, groups=2)], ids=str)
+def test_matrices_turn_back_into_the_weight(layer):
+    matrices = _matrices(layer, layer.weight, 4)
+    assert all(matrix.shape[1] % 4 == 0 for matrix in matrices)
+    assert torch.equal(_from_matrices(layer, matrices, layer.weight.shape, 4), layer.weight)
+
+
+def _net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3),
+        nn.ConvTranspose2d(16, 8, 2),
+        nn.Flatten(),
+        nn.Linear(200, 5),
+    )
+
+
+def _batches() -> list[torch.Tensor]:
+    # Channels and places of very unequal size.
+    scale = torch.exp(2 * torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(2)))
+    return [scale * torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
+
+
+def test_every_method_gives_the_pattern_and_data_help():
+    net = _net().eval()
+    errors = {}
+    for method in ("magnitude", "wanda", "sparsegpt"):
+        sparse = one_shot(net, _batches(), method)
+        # Three input channels: a group of three that keeps two.
+        assert verify_sparsity(sparse).held == ("0", "2", "3", "5")
+        assert type(sparse[2]) is nn.Conv2d
+        with torch.no_grad():
+            errors[method] = sum(float((sparse(x) - net(x)).square().mean()) for x in _batches())
+    assert errors["sparsegpt"] < errors["wanda"]
+    assert errors["sparsegpt"] < errors["magnitude"]
+
+
+def test_a_single_layer_gets_the_norms_of_its_own_input():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(12, 6))
+    x = torch.randn(50, 12) * torch.exp(torch.randn(12))
+    sparse = one_shot(net, [x[:20], x[20:]], "wanda")
+    scores = (net[0].weight.abs() * x.norm(dim=0)).detach().numpy().reshape(6, 3, 4)
+    kept = sparse[0].weight.detach().numpy().reshape(6, 3, 4) != 0
+    for row, group in np.ndindex(6, 3):
+        assert set(np.flatnonzero(kept[row, group])) == set(np.argsort(scores[row, group])[2:])
+    assert torch.equal(sparse[0].weight[sparse[0].weight != 0], net[0].weight[sparse[0].weight != 0])
+
+
+def test_bad_requests():
+    with pytest.raises(ConfigError, match="sparsegtp"):
+        one_shot(_net(), method="sparsegtp")
+    with pytest.raises(ModelError, match="at least one batch"):
+        one_shot(_net(), method="wanda")
+    with pytest.raises(ConfigError, match="'1' cannot be masked"):
+        one_shot(_net(), layers=["1"])
