@@ -411,11 +411,26 @@ def _decode(body: _Body, values: str, layout: Layout, opset: int) -> str:
     return weight
 
 
+def _table(body: _Body, name: str, table: npt.NDArray[np.int8]) -> str:
+    """An int32 [256, 8] table whose halves depend on one nibble each, made from two tables of 16: 2 kB less."""
+    low, high = table[:16, :4], table[::16, 4:]
+    low_rows = body.constant(f"{name}_low", low)
+    high_rows = body.constant(f"{name}_high", high)
+    below = body.constant(f"{name}_below", np.array([16, 1], np.int64))
+    beside = body.constant(f"{name}_beside", np.array([1, 16], np.int64))
+    rows = body.constant(f"{name}_rows", np.array([256, 4], np.int64))
+    low_half = body.add("Tile", [low_rows, below], f"{name}_low_half")
+    high_half = body.add("Tile", [high_rows, beside], f"{name}_high_tiled")
+    high_half = body.add("Reshape", [high_half, rows], f"{name}_high_half")
+    whole = body.add("Concat", [low_half, high_half], f"{name}8", axis=1)
+    return body.add("Cast", [whole], name, to=TensorProto.INT32)
+
+
 def _gather_modern(body: _Body, values: str, layout: Layout) -> str:
     body.constant("flat", np.array([-1], np.int64))
     body.constant("fours", np.array([-1, 4], np.int64))
     body.constant("one", np.array([1], np.int64))
-    table = body.add("Cast", [body.constant("table8", source_table())], "table", to=TensorProto.INT32)
+    table = _table(body, "table", source_table())
     codes = body.add("Reshape", ["compress_index", "flat"], "codes8")
     codes = body.add("Cast", [codes], "codes", to=TensorProto.INT32)
     places = body.add("Gather", [table, codes], "places", axis=0)
@@ -430,7 +445,7 @@ def _gather_modern(body: _Body, values: str, layout: Layout) -> str:
     if layout.signs:
         minus = body.constant("minus", -_zero(layout))
         columns.append(body.add("Gather", [minus, noughts], "minus_zeros", axis=0))
-        bits = body.add("Cast", [body.constant("bits8", _bit_table())], "bits", to=TensorProto.INT32)
+        bits = _table(body, "bits", _bit_table())
         signs = body.add("Reshape", ["negative_zeros", "flat"], "signs8")
         signs = body.add("Cast", [signs], "signs", to=TensorProto.INT32)
         signs = body.add("Gather", [bits, signs], "sign_bits", axis=0)

@@ -272,9 +272,7 @@ def _checked(weight: Array, axis: int, blocks: int, zero_point: int) -> tuple[Ar
     return moved, axis, -(-moved.shape[-1] // 8) * 8, _zero_of(weight.dtype, zero_point)
 
 
-_BAD_GROUPS = np.array(
-    [((code & 15).bit_count() > 2) + ((code >> 4).bit_count() > 2) for code in range(256)], np.int64
-)
+_BAD_GROUPS = np.array([((code & 15).bit_count() > 2) + ((code >> 4).bit_count() > 2) for code in range(256)], np.int64)
 _ONES = np.array([code.bit_count() for code in range(256)], np.int64)
 
 
@@ -321,9 +319,7 @@ def _position(shape: tuple[int, ...], row: int, column: int, axis: int, blocks: 
     return tuple(rest)
 
 
-def pack24(
-    weight: Array, axis: int = 1, *, style: str = "canonical", blocks: int = 1, zero_point: int = 0
-) -> Packed24:
+def pack24(weight: Array, axis: int = 1, *, style: str = "canonical", blocks: int = 1, zero_point: int = 0) -> Packed24:
     """Store a 2:4 weight as half of its values and an index.
 
     Args:
@@ -457,12 +453,17 @@ def _unpack(packed: Packed24) -> Array:
     axis = _positive_axis(packed.axis, dense.ndim)
     moved = _moved(dense, axis, packed.blocks)
     if moved.shape[:-1] != index.shape[:-1]:
-        raise ConversionError(
-            f"index of shape {list(index.shape)} does not fit {packed.blocks} blocks on axis {axis}"
-        )
+        raise ConversionError(f"index of shape {list(index.shape)} does not fit {packed.blocks} blocks on axis {axis}")
     slots = np.ascontiguousarray(values).view(zero.bits).reshape(-1, padded // 2)
     bytes_ = np.ascontiguousarray(index).reshape(-1, padded // 8)
-    signs = None if packed.negative_zeros is None else np.asarray(packed.negative_zeros).reshape(bytes_.shape)
+    signs = packed.negative_zeros
+    if signs is not None:
+        if signs.dtype != np.uint8 or signs.shape != index.shape:
+            raise ConversionError(
+                f"negative_zeros of type {signs.dtype}, shape {list(signs.shape)}; the index needs uint8 and "
+                f"{list(index.shape)}"
+            )
+        signs = np.ascontiguousarray(signs).reshape(bytes_.shape)
     for where, rows_at in _chunks(moved):
         rows = _decode(slots[rows_at].reshape(-1), bytes_[rows_at].reshape(-1), zero, packed)
         if signs is not None and zero.magnitude is not None:
@@ -493,9 +494,7 @@ def _decode(slots: Array, index: npt.NDArray[np.uint8], zero: _Zero, packed: Pac
     codes = index.astype(np.intp)
     if _CORRUPT[codes].any():
         place = int(np.argmax(_CORRUPT[codes]))
-        raise ConversionError(
-            f"index byte {place} is 0x{int(index[place]):02x}: a 2-bit number is 3; allowed: 0, 1, 2"
-        )
+        raise ConversionError(f"index byte {place} is 0x{int(index[place]):02x}: a 2-bit number is 3; allowed: 0, 1, 2")
     dense = np.full(8 * len(index), zero.value, zero.bits)
     if _ORDERED[codes].all():
         dense[np.flatnonzero(_COVERED_WIDE[codes].view(np.bool_))] = slots
