@@ -441,3 +441,29 @@ class NonLocalBlock(nn.Module):
         weights = torch.softmax(theta.transpose(1, 2) @ phi, -1)
         y = (g @ weights.transpose(1, 2)).view(x.shape[0], -1, *x.shape[2:])
         return self.head(x + self.out(y))
+
+
+@micro(SEQUENCE, kept=FUSED | {"table": (2, 9)})
+class AttentionCachedBias(_Fused):
+    """LeViT: the gathered biases are kept in a dictionary after the first call in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(4, 9))
+        position = torch.arange(5)
+        self.register_buffer("index", position[:, None] - position[None] + 4, persistent=False)
+        self.cache: dict[str, Tensor] = {}
+
+    def biases(self, device: torch.device) -> Tensor:
+        if self.training:
+            return self.table[:, self.index]
+        if str(device) not in self.cache:
+            self.cache[str(device)] = self.table[:, self.index]
+        return self.cache[str(device)]
+
+    def attend(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = self.qkv(x).view(batch, length, self.heads, -1).split([8, 8, 8], dim=3)
+        q, k, v = q.permute(0, 2, 1, 3), k.permute(0, 2, 3, 1), v.permute(0, 2, 1, 3)
+        weights = (q @ k * self.head_dim**-0.5 + self.biases(x.device)).softmax(-1)
+        return (weights @ v).transpose(1, 2).reshape(batch, length, -1)
