@@ -1,10 +1,11 @@
 """The documentation runs: its Python blocks, the console blocks marked ``run``, and its links.
 
-Convention, for README.md, ARCHITECTURE.md, CHANGELOG.md and docs/*.md:
+Convention, for README.md, ARCHITECTURE.md, CHANGELOG.md and docs/*.md. What runs of a page runs in order, in one
+process and in a folder that is empty at first; the Python blocks share their names.
 
-- Every block that opens with ```python is run. The blocks of one page run in order in one process, in an empty
-  folder, and share their names. ```python no-run is shown only; give the reason beside it.
-- A block that opens with ```text file=NAME is written to NAME in that folder first.
+- Every block that opens with ```python is run. ```python no-run is shown only; give the reason beside it.
+- A comment that opens with <!-- run is Python as well: what the blocks need and a reader does not.
+- A block that opens with ```text file=NAME is written to NAME before anything runs.
 - In a block that opens with ```console run, every line that starts with "$ " is run by the shell and must succeed.
   The lines below it, up to the next "$ ", must stand in its output in this order; "..." stands for any lines.
 
@@ -24,8 +25,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [*(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md")), *sorted(ROOT.glob("docs/*.md"))]
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+RUNNING = re.compile(
+    r"^(?P<opening>```python|```console run|<!-- run)\n(?P<body>.*?)^(?:```|-->)\s*$", re.MULTILINE | re.DOTALL
+)
 
-# Imported by every Python process of the tests below.
+# Imported by every Python process that a page starts.
 STUB = """
 import importlib.util
 if importlib.util.find_spec("torchvision") is not None:
@@ -37,46 +41,57 @@ if importlib.util.find_spec("torchvision") is not None:
     torch.openwork_keeps = library
 """
 
+# Runs a page: its script has line numbers of the page, so that errors name them.
+DRIVER = """
+import sys
+sys.path.insert(0, {tests!r})
+import test_docs
+page = test_docs.Path({page!r})
+names = {{"__name__": "documentation", "run_console": test_docs.run_console}}
+exec(compile(test_docs.script_of(page), page.name, "exec"), names)
+"""
 
-def blocks(page: Path) -> list[tuple[str, str]]:
-    """(info string, content) of each fenced block."""
-    return [(match["info"].strip(), match["body"]) for match in FENCE.finditer(page.read_text(encoding="utf-8"))]
 
-
-def python_of(page: Path) -> str:
-    """The Python blocks of a page as one script; lines stay where they are, so that errors name them."""
+def script_of(page: Path) -> str:
+    """What runs of a page as one Python script; every line stands where it stands on the page."""
     text = page.read_text(encoding="utf-8")
     lines = [""] * (text.count("\n") + 1)
-    for match in FENCE.finditer(text):
-        if match["info"].strip() == "python":
-            first = text.count("\n", 0, match.start("body"))
-            for offset, line in enumerate(match["body"].splitlines()):
-                lines[first + offset] = line
+    for match in RUNNING.finditer(text):
+        first = text.count("\n", 0, match.start("body"))
+        body = match["body"].splitlines()
+        if match["opening"] == "```console run":
+            body = [f"run_console({match['body']!r})"]
+        lines[first : first + len(body)] = body
     return "\n".join(lines)
 
 
 def files_of(page: Path) -> dict[str, str]:
     """The files that a page shows."""
     found = {}
-    for info, body in blocks(page):
-        match = re.fullmatch(r"text file=(\S+)", info)
-        if match:
-            found[match[1]] = body
+    for match in FENCE.finditer(page.read_text(encoding="utf-8")):
+        name = re.fullmatch(r"text file=(\S+)", match["info"].strip())
+        if name:
+            found[name[1]] = match["body"]
     return found
 
 
-def commands_of(page: Path) -> list[tuple[str, list[str]]]:
-    """(command, expected lines) of the console blocks that are marked ``run``."""
+def commands_of(block: str) -> list[tuple[str, list[str]]]:
+    """(command, expected lines) of a console block."""
     found: list[tuple[str, list[str]]] = []
-    for info, body in blocks(page):
-        if info != "console run":
-            continue
-        for line in body.splitlines():
-            if line.startswith("$ "):
-                found.append((line[2:], []))
-            else:
-                found[-1][1].append(line)
+    for line in block.splitlines():
+        if line.startswith("$ "):
+            found.append((line[2:], []))
+        else:
+            found[-1][1].append(line)
     return found
+
+
+def run_console(block: str) -> None:
+    """Run the commands of a console block and compare what they print."""
+    for command, expected in commands_of(block):
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, f"{command}: exit code {done.returncode}\n{done.stdout}{done.stderr[-3000:]}"
+        assert stands_in(expected, done.stdout.splitlines()), f"{command} prints:\n{done.stdout}"
 
 
 def stands_in(expected: list[str], output: list[str]) -> bool:
@@ -98,52 +113,29 @@ def stands_in(expected: list[str], output: list[str]) -> bool:
     return True
 
 
-@pytest.fixture
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("stub")
-    (folder / "sitecustomize.py").write_text(STUB)
-    bin_folder = str(Path(sys.executable).parent)
-    return {
-        **os.environ,
-        "PYTHONPATH": str(folder),
-        "PATH": os.pathsep.join((bin_folder, os.environ.get("PATH", ""))),
-        "COLUMNS": "120",
-    }
-
-
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if python_of(page).strip()], ids=name_of)
-def test_python_blocks_run(page: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+@pytest.mark.parametrize("page", [page for page in PAGES if script_of(page).strip()], ids=name_of)
+def test_pages_run(page: Path, tmp_path: Path) -> None:
+    stub, folder = tmp_path / "stub", tmp_path / "page"
+    stub.mkdir()
+    folder.mkdir()
+    (stub / "sitecustomize.py").write_text(STUB)
     for name, content in files_of(page).items():
-        (tmp_path / name).write_text(content)
-    code = f"exec(compile({python_of(page)!r}, {page.name!r}, 'exec'), {{'__name__': 'documentation'}})"
-    script = tmp_path / "blocks.py"
-    script.write_text(code)
+        (folder / name).write_text(content)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(stub),
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))),
+        "COLUMNS": "200",
+    }
+    code = DRIVER.format(tests=str(Path(__file__).parent), page=str(page))
     done = subprocess.run(
-        [sys.executable, script.name], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=500
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-COMMANDS = [(page, command, expected) for page in PAGES for command, expected in commands_of(page)]
-
-
-@pytest.mark.parametrize(
-    ("page", "command", "expected"), COMMANDS, ids=[f"{name_of(page)}: {command}" for page, command, _ in COMMANDS]
-)
-def test_console_blocks_run(
-    page: Path, command: str, expected: list[str], tmp_path: Path, environment: dict[str, str]
-) -> None:
-    for name, content in files_of(page).items():
-        (tmp_path / name).write_text(content)
-    done = subprocess.run(
-        command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert stands_in(expected, done.stdout.splitlines()), done.stdout
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def anchors(page: Path) -> set[str]:
@@ -166,12 +158,12 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(linked), target
 
 
-def test_pages_that_users_need_are_there() -> None:
+def test_readme_leads_to_every_page() -> None:
     names = {name_of(page) for page in PAGES}
     assert {"README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/pruning.md", "docs/amct.md", "docs/files.md"} <= names
     readme = (ROOT / "README.md").read_text()
-    for page in (ROOT / "docs").glob("*.md"):
-        assert f"docs/{page.name}" in readme, f"README.md does not link docs/{page.name}"
+    missing = {name for name in names if f"({name})" not in readme} - {"README.md"}
+    assert not missing
 
 
 def test_readme_names_every_command() -> None:
@@ -200,9 +192,19 @@ def test_blocks_are_read_where_they_stand(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# T\n\n```python\na = 1\n```\n\n```text file=x.cfg\nb\n```\n\n```python no-run\nc\n```\n\n"
-        "```console run\n$ d\ne\n$ f\n```\n\n```console\n$ g\n```\n"
+        "```console run\n$ d\ne\n$ f\n```\n\n```console\n$ g\n```\n\n<!-- run\nh = 2\n-->\n"
     )
-    assert python_of(page).splitlines()[3] == "a = 1"
-    assert "c" not in python_of(page)
+    lines = script_of(page).splitlines()
+    assert {index: line for index, line in enumerate(lines) if line} == {
+        3: "a = 1",
+        15: "run_console('$ d\\ne\\n$ f\\n')",
+        25: "h = 2",
+    }
     assert files_of(page) == {"x.cfg": "b\n"}
-    assert commands_of(page) == [("d", ["e"]), ("f", [])]
+    assert commands_of("$ d\ne\n$ f\n") == [("d", ["e"]), ("f", [])]
+
+
+@pytest.mark.parametrize("command", ["exit 3", "echo other"])
+def test_a_command_that_fails_or_prints_something_else_is_noticed(command: str) -> None:
+    with pytest.raises(AssertionError, match=command):
+        run_console(f"$ {command}\nsomething\n")
