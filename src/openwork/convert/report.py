@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import Any
 
 from onnx import ModelProto, TensorProto
@@ -17,6 +18,7 @@ __all__ = ["LayerReport", "Report", "build_report", "render"]
 
 _ASCEND_SMALLEST_CIN = 4
 _TENSORRT_PAYS_FROM = 256
+_MOST_NAMES = 20
 
 
 @dataclass
@@ -40,7 +42,7 @@ class LayerReport:
         first_bad: position in the stored tensor of the first such group.
         bytes_before: bytes of the stored tensor.
         bytes_after: bytes after conversion; the same when it stays dense.
-        shared_with: other layers that read the same stored weight.
+        shared_with: other layers that read the same stored weight (the first twenty).
         negative_zeros: signs of zeros had to be stored, too.
         targets: what each kind of hardware would do with the layer.
     """
@@ -146,7 +148,7 @@ def _layer(layer: Layer, detection: Detection, static: bool) -> LayerReport:
         first_bad=list(pattern.first_bad) if pattern is not None and pattern.first_bad is not None else None,
         bytes_before=layer.dense_bytes,
         bytes_after=layer.packed_bytes if qualifies else layer.dense_bytes,
-        shared_with=[other.name for other in same if other is not layer],
+        shared_with=list(islice((other.name for other in same if other is not layer), _MOST_NAMES)),
         negative_zeros=bool(qualifies and pattern is not None and pattern.hidden_negative_zeros),
         targets=_targets(layer, static),
     )
