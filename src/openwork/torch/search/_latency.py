@@ -42,6 +42,9 @@ class _Shape:
     depthwise: bool = False
 
 
+_MOST_WEIGHTS = 1 << 25
+
+
 @dataclass
 class LatencyMeter:
     """Measures layers and remembers what it measured.
@@ -66,8 +69,14 @@ class LatencyMeter:
             for o in outputs
             if (shape, i, o) not in self.measured and (not shape.depthwise or i == o)
         ]
-        if wanted:
-            self.measured.update(zip(((shape, i, o) for i, o in wanted), self._run(shape, wanted), strict=True))
+        while wanted:
+            # One graph holds the weights of many widths; it must stay below the 2 GB that protobuf can write.
+            count, room = 0, _MOST_WEIGHTS
+            while count < len(wanted) and (count == 0 or room > 0):
+                room -= wanted[count][0] * wanted[count][1] * math.prod(dict(shape.attributes).get("kernel_shape", ()))
+                count += 1
+            part, wanted = wanted[:count], wanted[count:]
+            self.measured.update(zip(((shape, i, o) for i, o in part), self._run(shape, part), strict=True))
         if shape.depthwise:
             return np.array([[self.measured[shape, i, i]] for i in inputs])
         return np.array([[self.measured[shape, i, o] for o in outputs] for i in inputs])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import nn
@@ -59,9 +59,11 @@ class DataSensitivity(BuiltinSensitivity):
     """A sensitivity that needs calibration data; the loss can be replaced.
 
     Args:
-        piece: samples that are run at a time; scores are averaged over the pieces of all batches. None: whole
-            batches, fewer samples only where there are more processes than batches.
+        piece: samples that are run at a time; scores are averaged over the pieces of all batches. None: each
+            batch is cut into `pieces_per_batch`, or more where there are more processes than pieces.
     """
+
+    pieces_per_batch: ClassVar[int] = 1
 
     def __init__(self, piece: int | None = None) -> None:
         self.piece = piece
@@ -89,10 +91,10 @@ class DataSensitivity(BuiltinSensitivity):
     def pieces(self) -> tuple[list[Batch], int]:
         """This process's share of the pieces, and their number over all processes."""
         rank, size = rank_and_size()
-        most = self.piece
-        if most is None and len(self.batches) < size:
-            most = -(-min(batch.samples for batch in self.batches) // size)
-        pieces = [part for batch in self.batches for part in (batch.split(most) if most else [batch])]
+        count = max(self.pieces_per_batch, -(-size // max(1, len(self.batches))))
+        pieces = []
+        for batch in self.batches:
+            pieces += batch.split(self.piece or max(1, -(-batch.samples // count)))
         return pieces[rank::size], len(pieces)
 
     def scores(self, groups: Sequence[PruneGroup]) -> list[FloatArray]:

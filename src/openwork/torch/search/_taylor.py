@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -23,12 +24,14 @@ class TaylorLossSensitivity(DataSensitivity):
 
     Everything that goes with a channel counts: the weights that make it, that carry it (norms, biases,
     depthwise filters) and that read it. After Molchanov et al., "Importance Estimation for Neural Network
-    Pruning" (2019). Gradients are those of one piece in eval mode; averaging the scores of small pieces keeps
-    gradients of opposite sign from cancelling, as they would in the gradient of a large batch.
+    Pruning" (2019). Gradients are those of one piece of a batch, in eval mode: in the gradient of a large batch
+    the samples cancel each other, in a well-trained net to next to nothing, and what is left is noise.
 
     Args:
-        piece: samples in a piece; None: whole batches, as AMCT does.
+        piece: samples in a piece; None: each batch is cut into 32.
     """
+
+    pieces_per_batch: ClassVar[int] = 32
 
     def piece_scores(self, groups: Sequence[PruneGroup], piece: Batch) -> list[FloatArray]:
         """See `DataSensitivity.piece_scores`."""
