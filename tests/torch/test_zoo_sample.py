@@ -15,7 +15,7 @@ from openwork.torch import analyze, prune, verify
 
 pytestmark = pytest.mark.zoo
 TOLERANCE = 1e-4
-GROUPS_ALONE = 6
+GROUPS_ALONE = 3
 
 
 @pytest.mark.parametrize("name", SAMPLE)

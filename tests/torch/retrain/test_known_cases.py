@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 from torch import nn
 
 from nets.retrain import (
@@ -21,7 +23,7 @@ from nets.retrain import (
     override,
     settle_,
 )
-from openwork.torch import restore_prune_retrain_model
+from openwork.torch import restore_prune_retrain_model, save_prune_retrain_model
 
 
 def test_added_grouped_convolutions_keep_120_and_are_one_record(tmp_path: Path) -> None:
@@ -81,6 +83,29 @@ def test_deep_net_restores_exactly(tmp_path: Path) -> None:
     )
     with torch.no_grad():
         assert torch.equal(restored.eval()(inputs), pruned.eval()(inputs))
+
+
+def test_deep_net_with_masks_and_one_layer_of_channels(tmp_path: Path) -> None:
+    """2:4 everywhere, chosen again at each step, and half of the first convolution's channels."""
+    text = "prune_config { n_out_of_m_pruner { l1_selective_prune { n_out_of_m_type: M4N2 update_freq: 1 } } }\n"
+    inputs = torch.randn(2, 2, 16, 16)
+    pruned, _ = create(settle_(DeepNet()), inputs, tmp_path, text + override("layer", "layers.0.0", 0.5))
+    assert [pruned.layers[0][0].out_channels, pruned.layers[1][0].in_channels] == [8, 8]
+    assert [pruned.layers[1][0].out_channels, pruned.fc1.out_features] == [16, 1024]
+    pruned(inputs).sum().backward()
+    pruned(inputs)
+    torch.save(pruned.state_dict(), tmp_path / "w.pth")
+    restored = restore_prune_retrain_model(
+        DeepNet(), inputs, tmp_path / "record.txt", tmp_path / "prune.cfg", tmp_path / "w.pth"
+    )
+    with torch.no_grad():
+        assert torch.equal(restored.eval()(inputs), pruned.eval()(inputs))
+    save_prune_retrain_model(restored, tmp_path / "m", inputs)
+    for name in ("m_deploy_model.onnx", "m_fake_quant_model.onnx"):
+        weights = {item.name: numpy_helper.to_array(item) for item in onnx.load(tmp_path / name).graph.initializer}
+        assert weights["layers.0.0.weight"].shape == (8, 2, 3, 3)
+        # Groups of four along the inputs of each output: two zeros each.
+        assert ((weights["fc1.weight"].reshape(1024, 512, 4) == 0).sum(2) == 2).all()
 
 
 def test_concatenated_channels_are_absolute_in_their_reader(tmp_path: Path) -> None:

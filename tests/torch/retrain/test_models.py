@@ -272,8 +272,9 @@ def test_reparametrised_weights(wrap: Any, tmp_path: Path) -> None:
     before = snapshot(model)
     pruned, _ = create(model, IMAGE, tmp_path, HALF)
     assert same_state(before, snapshot(model))
-    # The layers beside are pruned as ever; this one is pruned rightly or left alone.
     assert pruned.fc1.out_features == 24
+    assert pruned.conv2.in_channels == pruned.conv1.out_channels == 10
+    assert pruned.conv2.out_channels == pruned.conv3.in_channels == 12
     assert pruned.eval()(IMAGE).shape == (2, 10)
     equivalent(model, pruned, IMAGE, tmp_path, tolerance=1e-4)
     torch.save(pruned.state_dict(), tmp_path / "w.pth")
