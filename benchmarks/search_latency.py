@@ -2,7 +2,8 @@
 
 For each network: search with MACs as the cost at the asked-for compression, note the sensitivity removed; search with
 latency as the cost for the compression that removes no more than that; prune both for real, export, and time both with
-onnxruntime on one thread, alternating, best and median of many runs.
+onnxruntime on one thread, alternating, best and median of many runs. Times are processor time of the one thread,
+which depends less than wall time on what else the machine does.
 
     python benchmarks/search_latency.py --markdown benchmarks/results/search_latency.md
 """
@@ -36,10 +37,10 @@ def times(paths: list[str], image: Any, runs: int) -> list[tuple[float, float]]:
     taken: list[list[float]] = [[] for _ in sessions]
     for run in range(runs + 3):
         for session, feed, record in zip(sessions, feeds, taken, strict=True):
-            start = time.perf_counter()
+            start = time.process_time()
             session.run(None, feed)
             if run >= 3:
-                record.append(1e3 * (time.perf_counter() - start))
+                record.append(1e3 * (time.process_time() - start))
     return [(min(record), statistics.median(record)) for record in taken]
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from openwork.errors import ConfigError, ModelError
+from openwork.errors import ConfigError, ModelError, WeightsError
 from openwork.torch.search._batches import Batch
 
 __all__ = ["LossFunction", "compute_loss", "default_loss", "output_tensor"]
@@ -86,6 +86,7 @@ def compute_loss(model: torch.nn.Module, batch: Batch, loss_function: LossFuncti
     Raises:
         ModelError: the forward fails.
         ConfigError: the loss cannot be computed from output and label, or is NaN or infinite.
+        WeightsError: it is so because a weight is; the parameter is named.
     """
     try:
         output = model(*batch.inputs.args, **batch.inputs.kwargs)
@@ -108,5 +109,8 @@ def compute_loss(model: torch.nn.Module, batch: Batch, loss_function: LossFuncti
         raise ConfigError(f"the loss is a {type(loss).__name__}; a floating-point tensor is needed")
     loss = loss.sum() if loss.ndim else loss
     if not torch.isfinite(loss):
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise WeightsError(f"{name} holds NaN or infinite values, and so the loss is {loss.item()}")
         raise ConfigError(f"the loss on input_data is {loss.item()}; it must be finite")
     return loss
