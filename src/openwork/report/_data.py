@@ -116,7 +116,7 @@ class SearchReport:
                     before=group.units * each,
                     after=kept * each,
                     loss=self.solution.losses[group.index],
-                    saved=-state.gain(group.index, group.units),
+                    saved=max(0.0, -state.gain(group.index, group.units)),
                     curve=tuple((width * each, loss) for width, loss in curve),
                 )
             )

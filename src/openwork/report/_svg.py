@@ -27,9 +27,7 @@ def _path(points: Sequence[Point]) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
-def budget_chart(
-    curve: Sequence[Point], chosen: Point, target: float, width: int = 1060, height: int = 320
-) -> str:
+def budget_chart(curve: Sequence[Point], chosen: Point, target: float, width: int = 1060, height: int = 320) -> str:
     """Loss (percent of everything) against compression, with the target line and the chosen point."""
     left, right, top, bottom = 64, 24, 26, 46
     high_x = max(curve[-1][0], chosen[0]) * 1.02
@@ -99,7 +97,7 @@ def bars(rows: Sequence[tuple[str, float, float]], labels: Sequence[tuple[str, s
     return "".join(parts)
 
 
-def sparkline(curve: Sequence[tuple[int, float]], kept: int, width: int = 240, height: int = 104) -> str:
+def sparkline(curve: Sequence[tuple[float, float]], kept: int, width: int = 240, height: int = 104) -> str:
     """Sensitivity removed against channels removed for one layer, with the cut.
 
     Args:
@@ -118,8 +116,9 @@ def sparkline(curve: Sequence[tuple[int, float]], kept: int, width: int = 240, h
 
     base = height - bottom
     points = [place(*point) for point in curve if point[1] <= high]
-    if len(points) < len(curve):
-        points.append(place(curve[len(points)][0], high))
+    if len(points) < len(curve):  # where the curve leaves the picture
+        (before, low), (after, beyond) = curve[len(points) - 1], curve[len(points)]
+        points.append(place(before + (after - before) * (high - low) / (beyond - low), high))
     x, y = place(kept, cut)
     removed = [point for point in points if point[0] <= x + 1e-6] or [points[0]]
     area = f"{_path(removed)}L{removed[-1][0]:.1f} {base}L{removed[0][0]:.1f} {base}Z"
