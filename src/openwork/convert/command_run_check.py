@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 import numpy as np
@@ -77,7 +77,7 @@ def command(
 
 
 def _read(path: str) -> dict[str, np.ndarray]:
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise FileError(f"--input {path}: no such file")
     try:
         with np.load(path, allow_pickle=False) as archive:

@@ -108,7 +108,7 @@ def convert(options: Options, progress: Progress | None = None) -> Report:
     _refuse_same_file(source, [target, data_path(target), report_path])
     with _open_model(options) as file:
         # A frozen graph was cut and given its shapes before it became ONNX.
-        if options.framework == 5 or source.is_dir():
+        if options.framework == 5 or os.path.isdir(source):
             if options.input_shape is not None:
                 apply_input_shapes(file.model, parse_input_shape(options.input_shape))
             if options.out_nodes is not None:
@@ -234,7 +234,7 @@ def _output_stem(options: Options) -> Path:
 
 def _need_folder(path: Path, option: str) -> None:
     folder = path.parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise FileError(f"{option} {path}: the folder {folder} does not exist")
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{path.name[:40]}."):
@@ -245,7 +245,7 @@ def _need_folder(path: Path, option: str) -> None:
 
 def _refuse_same_file(source: Path, outputs: list[Path]) -> None:
     for output in outputs:
-        if output.is_dir():
+        if os.path.isdir(output):
             raise FileError(f"{output} is a folder; the output is a file")
         if os.path.realpath(source) == os.path.realpath(output):
             raise ConversionError(f"{output}: the output would replace the input; choose another")
@@ -254,7 +254,7 @@ def _refuse_same_file(source: Path, outputs: list[Path]) -> None:
 @contextlib.contextmanager
 def _all_or_nothing(paths: list[Path]) -> Iterator[None]:
     """Remove files that were not there before when something goes wrong between writing the first and the last."""
-    new = [path for path in paths if not path.exists()]
+    new = [path for path in paths if not os.path.exists(path)]
     try:
         yield
     except BaseException:

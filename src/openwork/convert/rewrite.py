@@ -80,7 +80,7 @@ def compress(file: ModelFile, detection: Detection) -> list[Layer]:
         return []
     model = file.model
     undo = Undo.of(model, detection.scopes)
-    library = Library()
+    library = Library(model.functions)
     taken = _all_names(detection.scopes)
     parts: dict[int, tuple[str, ...]] = {}
     added: dict[int, dict[int, list[Any]]] = defaultdict(dict)

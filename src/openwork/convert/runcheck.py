@@ -94,7 +94,7 @@ def random_inputs(
 def _load(path: str, threads: int) -> tuple[Any, float]:
     import onnxruntime
 
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise FileError(f"model {path} does not exist or is not a file")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -113,7 +113,7 @@ def _one_line(error: Exception) -> str:
 
 def _bytes(path: str) -> int:
     data = Path(f"{path}.data")
-    return os.path.getsize(path) + (os.path.getsize(data) if data.is_file() else 0)
+    return os.path.getsize(path) + (os.path.getsize(data) if os.path.isfile(data) else 0)
 
 
 def run_check(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ def to_onnx(model: str, output: Path, input_shape: str | None, out_nodes: str | 
         ConversionError: tensorflow or tf2onnx is missing, or tf2onnx fails.
     """
     source = Path(model)
-    if not source.exists():
+    if not os.path.exists(source):
         raise FileError(f"--model {source} does not exist")
     for package in ("tensorflow", "tf2onnx"):
         if importlib.util.find_spec(package) is None:
@@ -41,7 +42,7 @@ def to_onnx(model: str, output: Path, input_shape: str | None, out_nodes: str | 
     arguments.append(";".join(f"{n}:{','.join(map(str, s))}" for n, s in _shapes(input_shape).items()))
     arguments.append(out_nodes or "")
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    if done.returncode or not output.is_file():
+    if done.returncode or not os.path.isfile(output):
         lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
         reason = lines[-1].strip() if lines else f"exit code {done.returncode}"
         raise ConversionError(f"--model {source}: cannot be converted from TensorFlow: {reason[:300]}")

@@ -11,7 +11,7 @@ GatherElements (opset 11) is a Gather at computed places.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,10 +167,15 @@ class Library:
 
     Attributes:
         functions: in the order in which they were first needed.
+
+    Args:
+        present: functions that the model has already.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, present: Iterable[FunctionProto] = ()) -> None:
         self.functions: list[FunctionProto] = []
+        # Functions of the model itself: two of one name must differ by their overload.
+        self._taken = {(function.domain, function.name, function.overload) for function in present}
         self._known: dict[Any, tuple[FunctionProto, bool]] = {}
         self._constants: dict[str, npt.NDArray[Any]] = {}
 
@@ -234,9 +239,11 @@ class Library:
         )
         if key not in self._known:
             body = self._function(node, stem, formals, operands, layout, steps, opset, kinds)
-            same_name = sum(function.name == body.name for function in self.functions)
-            if same_name:
-                body.overload = f"v{same_name + 1}"
+            number = 1
+            while (DOMAIN, body.name, body.overload) in self._taken:
+                number += 1
+                body.overload = f"v{number}"
+            self._taken.add((DOMAIN, body.name, body.overload))
             self.functions.append(body)
             self._known[key] = (body, modern)
         function, _ = self._known[key]

@@ -163,7 +163,7 @@ class ModelFile:
             ConversionError: not an ONNX model; external data missing, too short, or outside the model's folder.
         """
         source = Path(path)
-        if source.is_dir():
+        if os.path.isdir(source):
             raise FileError(f"{what} {source} is a folder; an .onnx file is needed")
         mapped = _map(source, f"{what} {source}")
         token = f"openwork-inline-{secrets.token_hex(12)}:"
@@ -449,7 +449,7 @@ def _write(stream: BinaryIO, payload: Payload, advance: Callable[[int], None]) -
 
 def _map(path: Path, what: str) -> Any:
     # Looked at before it is opened: opening a pipe would wait for a writer.
-    if path.exists() and not path.is_file():
+    if os.path.exists(path) and not os.path.isfile(path):
         raise FileError(f"{what} is not a regular file")
     try:
         with open(path, "rb") as stream:
