@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from nets.micro._registry import floats, image, micro
 from nets.micro.normalisation import CONV, _Between
@@ -262,3 +263,14 @@ class TwinTowers(nn.Module):
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         a, b = self.tower(a), self.tower(b)
         return (a * b).sum(-1) + F.cosine_similarity(a, b, dim=-1) + (a - b).pow(2).mean(-1)
+
+
+@micro(lambda: (torch.randn(2, 3, 8, 8), torch.ones(2, 1, 6, 6, dtype=torch.int64)), kept=CONV)
+class MaskLookedAt(_Between):
+    """As transformers do: a mask of ones is dropped, unless the values cannot be looked at while tracing."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        x = self.conv(x)
+        if isinstance(mask, FakeTensor) or not bool(mask.all()):
+            x = x.masked_fill(mask.logical_not(), 0.0)
+        return self.head(F.relu(x))
