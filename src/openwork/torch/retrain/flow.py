@@ -20,6 +20,7 @@ from openwork.torch.retrain.masking import (
     attach_masks,
     layers_to_mask,
     plain_keys,
+    reorder_channels,
     restore_masks,
     settle_masks,
     write_masks,
@@ -93,6 +94,7 @@ def prune_as_config(
     if not plan.groups and not masks:
         raise NothingToPruneError(why_nothing(analysis, settings, config_file))
     record = Record(channels=records_from_plan(plan, module))
+    reorder_channels(pruned, inputs, masks)
     if masks:
         attach_masks(pruned, masks, record, record_file)
     return pruned, record

@@ -20,8 +20,17 @@ from openwork.torch.sparse24 import load_masks, maskable_layers, masked_layers, 
 from openwork.torch.sparse24.apply import check_settings, mask_layers
 from openwork.torch.sparse24.layers import kind_of
 from openwork.torch.sparse24.module import state_of
+from openwork.torch.sparse24.permute import permute_channels
 
-__all__ = ["attach_masks", "layers_to_mask", "plain_keys", "restore_masks", "settle_masks", "write_masks"]
+__all__ = [
+    "attach_masks",
+    "layers_to_mask",
+    "plain_keys",
+    "reorder_channels",
+    "restore_masks",
+    "settle_masks",
+    "write_masks",
+]
 
 _LOG = logging.getLogger("openwork")
 _AMCT_WRAPPER = ".replaced_module."
@@ -41,6 +50,21 @@ def layers_to_mask(model: nn.Module, wanted: Mapping[str, NofMSetting]) -> dict[
         else:
             result[name] = setting
     return result
+
+
+def reorder_channels(model: nn.Module, inputs: Any, settings: Mapping[str, NofMSetting]) -> None:
+    """Where a config asks for ``permute``: reorder channels of `model`, in place, before it is masked.
+
+    The record needs nothing of it: the order is in the weights, and the model computes what it did.
+    """
+    wanted = []
+    for name, setting in settings.items():
+        if setting.permute and (setting.n, setting.m) == (2, 4):
+            wanted.append(name)
+        elif setting.permute:
+            _LOG.info("%s: channels are not reordered for %d:%d; only for 2:4", name, setting.n, setting.m)
+    if wanted:
+        permute_channels(model, inputs, wanted)
 
 
 def attach_masks(
