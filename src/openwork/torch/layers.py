@@ -46,13 +46,16 @@ def certain_repairs(model: nn.Module, shapes: Mapping[int, tuple[int, ...]]) -> 
             repairs.append(Repair(path, attribute, _plain(old), _plain(new)))
 
     for path, module in model.named_modules():
-        own = {
-            name: shapes.get(id(tensor), tuple(tensor.shape))
+        tensors = {
+            name: tensor
             for name, tensor in (*module._parameters.items(), *module._buffers.items())
             if tensor is not None
         }
-        if not any(id(tensor) in shapes for tensor in (*module._parameters.values(), *module._buffers.values())):
+        if "weight" not in tensors and isinstance(module, (nn.modules.conv._ConvNd, nn.Linear)):
+            tensors |= _computed_weight(module)
+        if not any(id(tensor) in shapes for tensor in tensors.values()):
             continue
+        own = {name: shapes.get(id(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()}
         if isinstance(module, nn.modules.conv._ConvNd):
             if "weight" in own:
                 _state_convolution(path, module, own["weight"], state)
@@ -67,6 +70,22 @@ def certain_repairs(model: nn.Module, shapes: Mapping[int, tuple[int, ...]]) -> 
         if isinstance(module, nn.GroupNorm) and "weight" in own and module.num_groups == module.num_channels:
             state(path, module, "num_groups", own["weight"][0])  # one channel per group stays so
     return repairs
+
+
+def _computed_weight(module: Any) -> dict[str, torch.Tensor]:
+    """What stands for the weight of a layer under weight or spectral norm: the tensor it is computed from."""
+    inside = getattr(getattr(module, "parametrizations", None), "_modules", {}).get("weight")
+    found = [module._parameters.get("weight_v"), module._parameters.get("weight_orig")]
+    if inside is not None:
+        found += [inside._parameters.get("original1"), inside._parameters.get("original")]
+    if isinstance(module, nn.Linear):
+        expected: tuple[int, ...] = (module.out_features, module.in_features)
+    else:
+        expected = (module.out_channels, module.in_channels // module.groups)
+        if module.transposed:
+            expected = (module.in_channels, module.out_channels // module.groups)
+    fitting = (tensor for tensor in found if tensor is not None and tuple(tensor.shape[:2]) == expected)
+    return dict(zip(("weight",), fitting, strict=False))
 
 
 def cut_shapes(model: nn.Module, cuts: Mapping[str, Sequence[Cut]]) -> dict[int, tuple[int, ...]]:

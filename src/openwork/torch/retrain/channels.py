@@ -69,7 +69,7 @@ def settings_of(config: RetrainConfig, analysis: Analysis) -> dict[str, LayerSet
     modules = {name: module for name, module in analysis.model.named_modules() if name}
     named = {*config.skip_layer_types, *config.regular_prune_skip_types, *config.quant_skip_types}
     named.update(override.name for override in config.override_layer_types)
-    producers = {member.module for group in analysis.groups for member in group.producers}
+    producers = {_layer(member.module) for group in analysis.groups for member in group.producers}
     plain = {name: module for name, module in modules.items() if not _is_depthwise(module)}
     prunable = [name for name, module in plain.items() if isinstance(module, (nn.Conv2d, nn.Linear))]
     return resolve(
@@ -116,12 +116,17 @@ def quantisation_asked(config: RetrainConfig, model: nn.Module) -> dict[str, Qua
     return {name: setting.quant for name, setting in settings.items() if setting.quant is not None}
 
 
+def _layer(module: str) -> str:
+    """Path of the layer that a module's parameters belong to: a parametrised weight is kept inside one."""
+    return module.partition(".parametrizations.")[0]
+
+
 def _owners(model: nn.Module) -> dict[str, list[str]]:
     """First name of each parameter -> paths of all modules that have it (tied weights have several)."""
     first: dict[int, str] = {}
     owners: dict[str, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        owners.setdefault(first.setdefault(id(parameter), name), []).append(name.rpartition(".")[0])
+        owners.setdefault(first.setdefault(id(parameter), name), []).append(_layer(name.rpartition(".")[0]))
     return owners
 
 
@@ -132,7 +137,7 @@ def _group_setting(
     found = [
         settings[path]
         for member in group.producers
-        for path in owners.get(member.parameter, [member.module])
+        for path in owners.get(member.parameter, [_layer(member.module)])
         if path in settings
     ]
     asked = [setting.channels for setting in found if setting.channels is not None]
@@ -209,13 +214,13 @@ def why_nothing(analysis: Analysis, settings: Mapping[str, LayerSetting], source
         reasons = sorted({setting.reason for setting in settings.values() if _skipped(setting)})
         why = "; ".join(reasons[:3]) or "none is named"
         return f"{source}: nothing is pruned: no layer that can be pruned is left ({why})"
-    tied = {member.module: group for group in analysis.groups for member in group.producers}
+    tied = {_layer(member.module): group for group in analysis.groups for member in group.producers}
     name = next((name for name in asked if name in tied), None)
     if name is None:
         return f"{source}: nothing is pruned: {asked[0]!r} cannot lose channels: {_why_kept(analysis, asked[0])}"
     for member in tied[name].producers:
-        if member.module in settings and _skipped(settings[member.module]):
-            why = f"{name!r} is tied to {member.module!r}, and {settings[member.module].reason}"
+        if _layer(member.module) in settings and _skipped(settings[_layer(member.module)]):
+            why = f"{name!r} is tied to {_layer(member.module)!r}, and {settings[_layer(member.module)].reason}"
             return f"{source}: nothing is pruned: {why}"
     setting = settings[name].channels
     assert setting is not None
@@ -230,7 +235,7 @@ def report(analysis: Analysis, plan: PrunePlan, settings: Mapping[str, LayerSett
     for group in plan.groups:
         names = [cut.parameter.rpartition(".")[0] for cut in group.cuts if cut.role is Role.PRODUCES]
         _LOG.info("%s: %d of %d channels stay", ", ".join(dict.fromkeys(names)), group.units_after, group.units_before)
-    produced = {member.module for group in analysis.groups for member in group.producers}
+    produced = {_layer(member.module) for group in analysis.groups for member in group.producers}
     for name, setting in settings.items():
         if setting.channels is not None and name not in produced:
             _LOG.info("%s keeps all its channels: %s", name, _why_kept(analysis, name))
