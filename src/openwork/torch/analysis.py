@@ -18,7 +18,8 @@ from openwork.graph.select import lowest
 from openwork.graph.settle import Settled, settle
 from openwork.torch.costs import cost_terms
 from openwork.torch.layers import certain_repairs, cut_shapes
-from openwork.torch.repair import Unrepairable, repair
+from openwork.torch.prediction import Prediction
+from openwork.torch.repair import Memory, Unrepairable, repair
 from openwork.torch.structure import Inputs, bind_inputs, copy_structure, shape_only, unwrap
 from openwork.torch.surgery import cut_tensor, set_attribute
 from openwork.torch.trace import Trace, trace
@@ -43,6 +44,7 @@ class Analysis:
     trace: Trace
     settled: Settled
     _checked: bool = field(default=False, repr=False)
+    _memory: Memory = field(default_factory=dict, repr=False)
     _ties: set[tuple[tuple[int, ...], bytes]] = field(default_factory=set, repr=False)
 
     @property
@@ -108,7 +110,8 @@ class Analysis:
                 by_parameter.setdefault(cut.parameter, []).append(cut)
         repairs = certain_repairs(self.model, cut_shapes(self.model, by_parameter))
         dead = self.settled.dead_labels(dict(removed))
-        if self.trace.at_risk(dead):
+        prediction = Prediction(self.trace, dead)
+        if prediction.at_risk():
             twin = copy_structure(
                 self.model,
                 lambda name, tensor: cut_tensor(shape_only(tensor), by_parameter.get(name, [])),
@@ -117,7 +120,7 @@ class Analysis:
             for change in repairs:
                 set_attribute(twin, change)
             try:
-                repairs += repair(twin, self.inputs.to(shape_only), self.trace, dead)
+                repairs += repair(twin, self.inputs.to(shape_only), prediction, self._memory)
             except Unrepairable as failure:
                 self._learn(failure)
                 return None

@@ -141,12 +141,32 @@ def _linear_shape(arguments: dict[str, Any]) -> tuple[int, ...]:
     return (*x.shape[:-1], weight.shape[0])
 
 
+def _normalised_shape(arguments: dict[str, Any]) -> tuple[int, ...]:
+    x, stated = arguments["input"], arguments["normalized_shape"]
+    stated = (stated,) if isinstance(stated, int) else tuple(stated)
+    for given in (tuple(x.shape[len(x.shape) - len(stated) :]), *(tuple(v.shape) for v in _vectors(arguments))):
+        if given != stated:
+            raise RuntimeError(f"norm: normalized_shape is {stated}, found {given}")
+    return tuple(x.shape)
+
+
+def _vectors(arguments: dict[str, Any]) -> list[Any]:
+    found = (arguments.get(name) for name in ("weight", "bias", "running_mean", "running_var"))
+    return [vector for vector in found if vector is not None]
+
+
+def _group_shape(arguments: dict[str, Any]) -> tuple[int, ...]:
+    x, groups = arguments["input"], arguments["num_groups"]
+    if x.shape[1] % groups or any(vector.shape[0] != x.shape[1] for vector in _vectors(arguments)):
+        raise RuntimeError(f"group_norm: {x.shape[1]} channels, {groups} groups")
+    return tuple(x.shape)
+
+
 def _batch_norm_shape(arguments: dict[str, Any]) -> tuple[int, ...]:
     x = arguments["input"]
-    for name in ("weight", "bias", "running_mean", "running_var"):
-        vector = arguments[name]
-        if vector is not None and vector.shape[0] != x.shape[1]:
-            raise RuntimeError(f"batch_norm: input has {x.shape[1]} channels, {name} has {vector.shape[0]}")
+    for vector in _vectors(arguments):
+        if vector.shape[0] != x.shape[1]:
+            raise RuntimeError(f"batch_norm: input has {x.shape[1]} channels, a parameter has {vector.shape[0]}")
     return tuple(x.shape)
 
 
@@ -199,15 +219,15 @@ COMPOSITES: dict[Any, Composite] = {
     torch.functional.einsum: Composite("torch.einsum", _einsum, _run_einsum),
     F.linear: _simple("torch.linear", _linear, F.linear, _linear_shape),
     F.batch_norm: _simple("torch.batch_norm", _batch_norm, F.batch_norm, _batch_norm_shape),
-    F.layer_norm: _simple("torch.layer_norm", _layer_norm, F.layer_norm),
-    F.group_norm: _simple("torch.group_norm", _group_norm, F.group_norm),
+    F.layer_norm: _simple("torch.layer_norm", _layer_norm, F.layer_norm, _normalised_shape),
+    F.group_norm: _simple("torch.group_norm", _group_norm, F.group_norm, _group_shape),
     F.instance_norm: _simple("torch.instance_norm", _instance_norm, F.instance_norm),
     F.scaled_dot_product_attention: _simple(
         "torch.scaled_dot_product_attention", _attention, F.scaled_dot_product_attention
     ),
 }
 if hasattr(F, "rms_norm"):
-    COMPOSITES[F.rms_norm] = _simple("torch.rms_norm", _rms_norm, F.rms_norm)
+    COMPOSITES[F.rms_norm] = _simple("torch.rms_norm", _rms_norm, F.rms_norm, _normalised_shape)
 
 
 def _axis_of_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:

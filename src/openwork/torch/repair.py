@@ -16,17 +16,19 @@ from torch import nn
 
 from openwork.graph.groups import IntArray
 from openwork.graph.plan import Repair
+from openwork.torch.prediction import Prediction
 from openwork.torch.replay import Mismatch, Pair, replay
 from openwork.torch.structure import Inputs
 from openwork.torch.surgery import like
 from openwork.torch.ties import find_tie
 from openwork.torch.trace import Trace
 
-__all__ = ["Unrepairable", "repair"]
+__all__ = ["Memory", "Unrepairable", "repair"]
 
 # Attributes of layers that are lengths of something else than channels.
 _NEVER = {"kernel_size", "stride", "padding", "dilation", "output_padding", "training", "num_embeddings",
           "_reversed_padding_repeated_twice", "output_size", "scale_factor", "padding_idx"}  # fmt: skip
+_LIKELY = ("head", "dim", "chan", "feature", "embed", "width", "hidden", "group", "inner", "planes", "normalized")
 _PASSES = 40
 
 
@@ -71,10 +73,15 @@ def _options(model: nn.Module, mismatch: Mismatch, pair: Pair) -> list[tuple[_Op
             if name not in _NEVER and not name.startswith("__")
             for place in _places(value, pair.was)
         ]
+        # Stable: names that speak of channels first.
+        found.sort(key=lambda option: not any(word in option.attribute.lower() for word in _LIKELY))
         tries += [(option,) for option in found]
         if len(found) > 1:
             tries.append(tuple(found))
     return tries
+
+
+Memory = dict[tuple[str, int], tuple[_Option, ...]]
 
 
 @dataclass
@@ -89,6 +96,7 @@ class _Try:
 @dataclass
 class _Search:
     model: nn.Module
+    memory: Memory
     original: dict[tuple[str, str], Any] = field(default_factory=dict)
     tries: dict[tuple[str, int, int], _Try] = field(default_factory=dict)
 
@@ -107,6 +115,11 @@ class _Search:
             for place, new in wanted.get(key, {}).items():
                 value = _replaced(value, place, new)
             setattr(self.model.get_submodule(key[0]), key[1], value)
+
+    def remember(self) -> None:
+        for (module, was, _), attempt in self.tries.items():
+            if attempt.at < len(attempt.options):
+                self.memory[module, was] = attempt.options[attempt.at]
 
     def repairs(self) -> list[Repair]:
         result = []
@@ -129,14 +142,14 @@ def _listed(value: Any) -> Any:
     return [_listed(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def repair(model: nn.Module, inputs: Inputs, trace: Trace, dead: np.ndarray) -> list[Repair]:
+def repair(model: nn.Module, inputs: Inputs, prediction: Prediction, memory: Memory) -> list[Repair]:
     """Set attributes of a cut model until it runs as predicted.
 
     Args:
         model: the cut model on shapes; its attributes are changed.
         inputs: inputs on shapes.
-        trace: the labelled original run.
-        dead: bool [labels].
+        prediction: what the operators should have.
+        memory: attributes that mended a length before; tried first, and extended.
 
     Returns:
         The attributes that were set, relative to what `model` had.
@@ -144,19 +157,22 @@ def repair(model: nn.Module, inputs: Inputs, trace: Trace, dead: np.ndarray) -> 
     Raises:
         Unrepairable: what has to be frozen.
     """
-    search = _Search(model)
+    search = _Search(model, memory)
+    trace, dead = prediction.trace, prediction.dead
     for _ in range(_PASSES):
-        mismatches = replay(model, inputs, trace, dead)
+        mismatches = replay(model, inputs, prediction)
         if not mismatches:
             break
         if not _advance(search, model, mismatches):
             # Judge what is left when only attributes that mended something are set.
             search.apply()
-            raise _verdict(trace, replay(model, inputs, trace, dead) or mismatches, dead)
+            search.remember()
+            raise _verdict(trace, replay(model, inputs, prediction) or mismatches, dead)
         search.apply()
     else:
         raise _verdict(trace, mismatches, dead)
-    left = replay(model, inputs, trace, dead, guided=False)
+    search.remember()
+    left = replay(model, inputs, prediction, guided=False)
     if left:
         raise _verdict(trace, left[:1], dead)
     return search.repairs()
@@ -175,7 +191,11 @@ def _advance(search: _Search, model: nn.Module, mismatches: list[Mismatch]) -> b
             failing.add(key)
             attempt = search.tries.get(key)
             if attempt is None:
-                attempt = _Try(_options(model, mismatch, pair), pair.expected, -1)
+                options = _options(model, mismatch, pair)
+                known = search.memory.get((module, pair.was))
+                if known is not None:
+                    options = [known, *(option for option in options if option != known)]
+                attempt = _Try(options, pair.expected, -1)
                 search.tries[key] = attempt
             if attempt.at < len(attempt.options):
                 attempt.at += 1

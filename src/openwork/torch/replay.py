@@ -11,14 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from openwork.errors import ModelError
-from openwork.graph.sizes import surviving_shape
+from openwork.torch.prediction import Prediction
 from openwork.torch.structure import Inputs
-from openwork.torch.trace import ModuleStack, Record, Slot, Trace
+from openwork.torch.trace import ModuleStack, Record, Slot
 from openwork.torch.watch import Call, Watcher, tensors_in
 
 __all__ = ["Mismatch", "Pair", "replay"]
@@ -88,16 +87,15 @@ class _Diverged(Exception):
 
 
 class _Replay(Watcher):
-    def __init__(self, trace: Trace, dead: np.ndarray, guided: bool) -> None:
-        super().__init__(meta=trace.mode == "meta")
-        self.trace = trace
-        self.dead = dead
+    def __init__(self, prediction: Prediction, guided: bool) -> None:
+        super().__init__(meta=prediction.trace.mode == "meta")
+        self.trace = prediction.trace
+        self.prediction = prediction
         self.guided = guided
         self.position = 0
         self.last = -1
         self.mismatches: list[Mismatch] = []
         self.modules: ModuleStack | None = None
-        self._predicted: dict[int, list[tuple[int, ...]]] = {}
 
     def _align(self, call: Call) -> int | None:
         records = self.trace.records
@@ -121,9 +119,14 @@ class _Replay(Watcher):
                 return run()
         record = self.trace.records[place]
         self.position, self.last = place + 1, place
-        outputs = [surviving_shape(m, self.dead) for m in record.outputs]
-        self._compare(call, record, place, outputs)
+        _, outputs, sizes = self.prediction.of(place)
+        self._compare(call, record, place, sizes)
         given = call.tensors
+        if self.guided and record.pointwise:
+            like = next((t for t in given if tuple(t.shape) == outputs[0] and t.device.type == "meta"), None)
+            if like is not None:
+                with self.pause():
+                    return torch.empty_like(like, dtype=record.dtypes[0])
         try:
             with self.pause():
                 result = run()
@@ -160,12 +163,10 @@ class _Replay(Watcher):
             return type(structure)(self._fill(item, record, shapes, given, device) for item in structure)
         return structure
 
-    def _compare(self, call: Call, record: Record, place: int, outputs: list[tuple[int, ...]]) -> None:
+    def _compare(self, call: Call, record: Record, place: int, expected: list[int] | None) -> None:
         rule = record.rule
-        sized = rule is not None and rule.sizes is not None and rule.expected is not None
-        if sized and rule is not None and rule.sizes is not None and rule.expected is not None:
-            inputs = [surviving_shape(m, self.dead) for m in record.inputs]
-            expected = rule.expected(record, inputs, outputs, self.dead)
+        sized = expected is not None
+        if expected is not None and rule is not None and rule.sizes is not None:
             actual = [tuple(tensor.shape) for tensor in call.tensors]
             given = rule.sizes(call, actual)
             if given != expected:
@@ -197,17 +198,17 @@ def _pairs(record: Record, expected: list[tuple[int, ...]], given: list[tuple[in
     return tuple(pairs)
 
 
-def replay(twin: nn.Module, inputs: Inputs, trace: Trace, dead: np.ndarray, guided: bool = True) -> list[Mismatch]:
+def replay(twin: nn.Module, inputs: Inputs, prediction: Prediction, guided: bool = True) -> list[Mismatch]:
     """Run the cut model on shapes; returns all contradictions found (the last is where it stopped, if it did).
 
     Args:
         twin: the cut model, on the device that the trace ran on.
         inputs: inputs on that device.
-        trace: the labelled original run.
-        dead: bool [labels].
+        prediction: what the operators should have.
         guided: hand out results of predicted shapes; else really run the operators on shapes.
     """
-    watcher = _Replay(trace, dead, guided and trace.mode == "meta")
+    trace = prediction.trace
+    watcher = _Replay(prediction, guided and trace.mode == "meta")
     modules = ModuleStack(twin, watcher)
     watcher.modules = modules
     state = _attributes(twin)
@@ -267,7 +268,7 @@ def _sizes_seen(watcher: _Replay) -> tuple[Pair, ...]:
     records = watcher.trace.records
     for place in range(max(0, watcher.last - 3), min(len(records), watcher.last + 2)):
         for labels in (*records[place].outputs, *records[place].inputs):
-            for was, now in zip(labels.shape, surviving_shape(labels, watcher.dead), strict=True):
+            for was, now in zip(labels.shape, watcher.prediction.shape(labels), strict=True):
                 if was != now:
                     pairs[was, now] = Pair(was, now, was)
     return tuple(pairs.values())

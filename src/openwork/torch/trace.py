@@ -13,14 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from openwork.errors import ModelError
 from openwork.graph.labels import LabelMap, LabelStore
 from openwork.graph.operators import pointwise
-from openwork.graph.sizes import surviving_shape
 from openwork.torch.layers import states_sizes
 from openwork.torch.rules import Context, Cost, Rule, find_rule
 from openwork.torch.structure import Inputs, copy_structure, one_line, shape_only
@@ -45,6 +43,7 @@ class Record:
         structure: its result with `Slot` in place of tensors.
         dtypes: of its results.
         certain: it runs in a layer of torch itself whose sizes follow from its parameters.
+        pointwise: an elementwise operator with a fresh result.
     """
 
     name: str
@@ -59,6 +58,7 @@ class Record:
     structure: Any = None
     dtypes: list[torch.dtype] = field(default_factory=list)
     certain: bool = False
+    pointwise: bool = False
 
     @property
     def module(self) -> str:
@@ -79,19 +79,6 @@ class Trace:
     parameters: dict[str, LabelMap]
     mode: str
     input_shapes: list[tuple[int, ...]] = field(default_factory=list)
-
-    def at_risk(self, dead: np.ndarray) -> bool:
-        """Whether Python code may see or state a length that changes."""
-        if self.sizes_read:
-            return True
-        for record in self.records:
-            if record.certain or record.sizes is None or record.rule is None or record.rule.expected is None:
-                continue
-            inputs = [surviving_shape(m, dead) for m in record.inputs]
-            outputs = [surviving_shape(m, dead) for m in record.outputs]
-            if record.rule.expected(record, inputs, outputs, dead) != record.sizes:
-                return True
-        return False
 
 
 class ModuleStack:
@@ -249,6 +236,7 @@ class Tracer(Watcher):
                 _structure(result, given, [0]),
                 [tensor.dtype for tensor in tensors],
                 bool(stack) and stack[-1] in self._certain,
+                torch.Tag.pointwise in getattr(call.function, "tags", ()) and not any(result is t for t in given),
             )
         )
         for tensor, labelled in zip(tensors, maps, strict=True):

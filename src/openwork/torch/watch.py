@@ -41,6 +41,17 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
 
 
+def _flat_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """Tensors in an operator's arguments, which nest at most one list deep."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                if isinstance(item, torch.Tensor):
+                    yield item
+
+
 class Call:
     """One operator call.
 
@@ -82,7 +93,7 @@ class Call:
     @property
     def numbers(self) -> dict[str, Any]:
         """Arguments that are numbers or lists of numbers."""
-        result = {}
+        result: dict[str, Any] = {}
         for name, value in self.arguments.items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 result[name] = value
@@ -129,7 +140,10 @@ class _Functions(TorchFunctionMode):
 
                 def run() -> Any:
                     if composite.shape is not None and args and args[0].device.type == "meta":
-                        return torch.empty(composite.shape(bound), dtype=args[0].dtype, device="meta")
+                        shape = composite.shape(bound)
+                        if shape == tuple(args[0].shape):
+                            return torch.empty_like(args[0])
+                        return torch.empty(shape, dtype=args[0].dtype, device="meta")
                     return func(*args, **kwargs)
 
                 return watcher.on_call(Call(composite.name, composite, bound), run)
@@ -183,7 +197,7 @@ class Watcher:
         """On shapes only: constants that the model makes on another device join the others on meta."""
         if not self._meta:
             return args, kwargs
-        devices = {tensor.device.type for tensor in tensors_in((args, kwargs)) if tensor.dim()}
+        devices = {tensor.device.type for tensor in _flat_tensors(args, kwargs) if tensor.dim()}
         if len(devices) < 2 or "meta" not in devices:
             return args, kwargs
         with self.pause():

@@ -1,0 +1,62 @@
+"""The shapes that a trace's operators should have after a removal."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from openwork.graph.labels import Entry, LabelMap
+from openwork.graph.sizes import surviving
+from openwork.torch.trace import Trace
+
+__all__ = ["Prediction"]
+
+Shapes = list[tuple[int, ...]]
+
+
+class Prediction:
+    """Predicted shapes of all records of a trace, each computed once.
+
+    Args:
+        trace: the labelled original run.
+        dead: bool [labels], what dies.
+    """
+
+    def __init__(self, trace: Trace, dead: np.ndarray) -> None:
+        self.trace = trace
+        self.dead = dead
+        self._entries: dict[int, tuple[Entry, dict[int, int]]] = {}
+        self._records: dict[int, tuple[Shapes, Shapes, list[int] | None]] = {}
+
+    def shape(self, tensor: LabelMap) -> tuple[int, ...]:
+        """Shape of one traced tensor."""
+        shape = list(tensor.shape)
+        for entry in tensor.entries:
+            known = self._entries.get(id(entry))
+            if known is None:
+                known = self._entries[id(entry)] = (entry, surviving(entry, self.dead))
+            for axis, length in known[1].items():
+                shape[axis] = length
+        return tuple(shape)
+
+    def of(self, place: int) -> tuple[Shapes, Shapes, list[int] | None]:
+        """Shapes of the inputs and outputs of a record, and its size arguments if it has any."""
+        known = self._records.get(place)
+        if known is None:
+            record = self.trace.records[place]
+            inputs = [self.shape(tensor) for tensor in record.inputs]
+            outputs = [self.shape(tensor) for tensor in record.outputs]
+            rule = record.rule
+            sizes = None
+            if record.sizes is not None and rule is not None and rule.expected is not None:
+                sizes = rule.expected(record, inputs, outputs, self.dead)
+            known = self._records[place] = (inputs, outputs, sizes)
+        return known
+
+    def at_risk(self) -> bool:
+        """Whether Python code may see or state a length that changes."""
+        if self.trace.sizes_read:
+            return True
+        return any(
+            record.sizes is not None and not record.certain and self.of(place)[2] not in (None, record.sizes)
+            for place, record in enumerate(self.trace.records)
+        )
