@@ -1,7 +1,7 @@
 """Packed layers as plain arrays, for tools that bring their own runtime: .npz or .safetensors.
 
-Per layer three or four arrays: ``<weight>/values``, ``<weight>/index`` (Ascend) or ``<weight>/metadata`` (NVIDIA), and
-``<weight>/negative_zeros`` if signs of zeros matter. The report says shape, axis and type of each.
+Per layer two arrays: ``<weight>/values`` and ``<weight>/index`` (Ascend) or ``<weight>/metadata`` (NVIDIA). The report
+says shape, axis and type of each weight. Zeros have no sign here: no hardware keeps it.
 """
 
 from __future__ import annotations

@@ -167,7 +167,8 @@ def _look(file: ModelFile, options: Options, progress: Progress | None) -> tuple
     if is_compressed(file.model):
         _log.info("%s is compressed already; its original is looked at", file.path)
         restore(file)
-    detection = detect(file, _named(progress, "reading weights"), options.negative_zeros == "keep")
+    signs = options.negative_zeros == "keep" and options.emit in ("onnx", "dense")
+    detection = detect(file, _named(progress, "reading weights"), signs)
     report = build_report(
         detection,
         file.model,

@@ -31,6 +31,7 @@ class LayerReport:
         compressed_operator: the type of its compressed twin; None when it stays dense.
         where: the body or function it is in; empty for the main graph.
         weight: name of the stored tensor; None when the weight is no constant.
+        weight_in: where that is defined: a body or function; empty for the main graph.
         type: element type of the stored tensor.
         shape: shape of the weight as the operator sees it.
         axis: the axis of the input channels.
@@ -52,6 +53,7 @@ class LayerReport:
     compressed_operator: str | None
     where: str
     weight: str | None
+    weight_in: str
     type: str | None
     shape: list[int]
     axis: int | None
@@ -104,7 +106,7 @@ def _once(layers: Sequence[LayerReport], name: str) -> int:
     seen: dict[tuple[str, str], int] = {}
     for layer in layers:
         if layer.weight is not None:
-            seen[(layer.where, layer.weight)] = getattr(layer, name)
+            seen[(layer.weight_in, layer.weight)] = getattr(layer, name)
     return sum(seen.values())
 
 
@@ -137,6 +139,7 @@ def _layer(layer: Layer, detection: Detection, static: bool) -> LayerReport:
         compressed_operator=COMPRESSED[layer.node.op_type] if qualifies else None,
         where=layer.scope.where,
         weight=source.value.name if source is not None else None,
+        weight_in=source.value.scope.where if source is not None else "",
         type=tensor_type_name(source.tensor.data_type) if source is not None else None,
         shape=list(layer.shape),
         axis=layer.axis if source is not None else None,
