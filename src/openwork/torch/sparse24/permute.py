@@ -29,7 +29,7 @@ __all__ = ["GroupPermutation", "PermutationReport", "permute_channels"]
 
 _LOG = logging.getLogger("openwork")
 _TOLERANCE = 1e-5
-_SECONDS = 30.0
+_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
