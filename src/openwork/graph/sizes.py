@@ -18,10 +18,10 @@ def surviving(entry: Entry, dead: np.ndarray) -> dict[int, int]:
         return dict(zip(entry.axes, entry.labels.shape, strict=True))
     lengths = {}
     for axis in entry.axes:
-        lives: np.ndarray = alive
+        lives = np.asarray(alive)
         # A row lives while anything in it does; rows may be ragged, but all that live have equal length.
         for minor in entry.order[entry.order.index(axis) + 1 :]:
-            lives = lives.any(axis=entry.axes.index(minor), keepdims=True)
+            lives = np.asarray(lives.any(axis=entry.axes.index(minor), keepdims=True))
         lengths[axis] = int(lives.sum(axis=entry.axes.index(axis)).max())
     return lengths
 

@@ -20,9 +20,9 @@ from openwork.torch.costs import cost_terms
 from openwork.torch.layers import certain_repairs, cut_shapes
 from openwork.torch.prediction import Prediction
 from openwork.torch.repair import Memory, Unrepairable, repair
-from openwork.torch.structure import Inputs, bind_inputs, copy_structure, shape_only, unwrap
+from openwork.torch.structure import Inputs, bind_inputs, unwrap
 from openwork.torch.surgery import cut_tensor, set_attribute
-from openwork.torch.trace import Trace, trace
+from openwork.torch.trace import Trace, on_shapes, trace
 
 __all__ = ["Analysis", "analyze"]
 
@@ -112,21 +112,23 @@ class Analysis:
         dead = self.settled.dead_labels(dict(removed))
         prediction = Prediction(self.trace, dead)
         if prediction.at_risk():
-            twin = copy_structure(
+            with on_shapes(
                 self.model,
-                lambda name, tensor: cut_tensor(shape_only(tensor), by_parameter.get(name, [])),
-            )
-            twin.eval()
-            for change in repairs:
-                set_attribute(twin, change)
-            try:
-                repairs += repair(twin, self.inputs.to(shape_only), prediction, self._memory)
-            except Unrepairable as failure:
-                self._learn(failure)
-                return None
+                self.inputs,
+                self.trace.mode,
+                lambda name, tensor: cut_tensor(tensor, by_parameter.get(name, [])),
+            ) as (twin, given):
+                twin.eval()
+                for change in repairs:
+                    set_attribute(twin, change)
+                try:
+                    repairs += repair(twin, given, prediction, self._memory)
+                except Unrepairable as failure:
+                    self._learn(failure, dead)
+                    return None
         return cuts, tuple(_merged(repairs))
 
-    def _learn(self, failure: Unrepairable) -> None:
+    def _learn(self, failure: Unrepairable, dead: np.ndarray) -> None:
         """Tie or freeze what the model's code does not allow, and settle again."""
         store = self.trace.store
         before = int(self.settled.frozen_component.sum()), len(store.rectangles)
@@ -144,8 +146,25 @@ class Analysis:
                 store.rectangular(labels)
         self.settled = settle(store)
         if (int(self.settled.frozen_component.sum()), len(store.rectangles)) == before:
+            # No channel can be named as the cause: hold all that change in the module, or around it.
             reason = failure.frozen[0][1] if failure.frozen else failure.ties[0][1]
-            raise ModelError(f"the pruned model would not run, and no channel can be named as the cause: {reason}")
+            module = failure.module
+            while True:
+                inside = [
+                    entry.labels.ravel()
+                    for record in self.trace.records
+                    if not module or record.module == module or record.module.startswith(module + ".")
+                    for tensor in (*record.inputs, *record.outputs)
+                    for entry in tensor.entries
+                    if dead[entry.labels].any()
+                ]
+                if inside:
+                    store.freeze(np.concatenate(inside), reason)
+                    break
+                if not module:
+                    raise ModelError(f"the pruned model would not run: {reason}")
+                module = module.rpartition(".")[0]
+            self.settled = settle(store)
 
     def __str__(self) -> str:
         from rich.console import Console

@@ -40,7 +40,7 @@ def certain_repairs(model: nn.Module, shapes: Mapping[int, tuple[int, ...]]) -> 
     """
     repairs: list[Repair] = []
 
-    def state(path: str, module: nn.Module, attribute: str, new: Any) -> None:
+    def state(path: str, module: Any, attribute: str, new: Any) -> None:
         old = getattr(module, attribute)
         if old != new:
             repairs.append(Repair(path, attribute, _plain(old), _plain(new)))

@@ -35,8 +35,9 @@ _PASSES = 40
 class Unrepairable(Exception):
     """What no attribute mends: labels to be frozen, and rows of labels that must lose the same number."""
 
-    def __init__(self, frozen: list[tuple[IntArray, str]], ties: list[tuple[IntArray, str]]) -> None:
-        super().__init__(frozen, ties)
+    def __init__(self, frozen: list[tuple[IntArray, str]], ties: list[tuple[IntArray, str]], module: str) -> None:
+        super().__init__(frozen, ties, module)
+        self.module = module
         self.frozen = frozen
         self.ties = ties
 
@@ -231,7 +232,7 @@ def _verdict(trace: Trace, mismatches: list[Mismatch], dead: np.ndarray) -> Unre
             ties.append(tie)
         else:
             frozen.append(_freeze(trace, mismatch, dead))
-    return Unrepairable(frozen, ties)
+    return Unrepairable(frozen, ties, mismatches[0].stack[-1] if mismatches[0].stack else "")
 
 
 def _freeze(trace: Trace, mismatch: Mismatch, dead: np.ndarray) -> tuple[IntArray, str]:

@@ -36,7 +36,6 @@ _LOOSE = {
 }
 # One operator under several names: which is used depends on memory layout.
 _SAME = {"aten._unsafe_view.default": "aten.view.default", "aten._reshape_alias.default": "aten.view.default"}
-_VALUES = {"aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default"}
 
 
 @dataclass(frozen=True)
@@ -98,6 +97,7 @@ class _Replay(Watcher):
         self.modules: ModuleStack | None = None
 
     def _align(self, call: Call) -> int | None:
+        """The record of a call; None for layout changes, and for calls that give no tensor (they have none)."""
         records = self.trace.records
         for place in range(self.position, len(records)):
             name = records[place].name
@@ -105,25 +105,23 @@ class _Replay(Watcher):
                 return place
             if records[place].name not in _LOOSE:
                 break
-        if call.name in _LOOSE:
-            return None
-        raise _Diverged
+        return None
 
     def on_call(self, call: Call, run: Callable[[], Any]) -> Any:
-        if call.name in _VALUES:
-            with self.pause():
-                return run()
         place = self._align(call)
         if place is None:
             with self.pause():
-                return run()
+                result = run()
+            if call.name not in _LOOSE and any(True for _ in tensors_in(result)):
+                raise _Diverged
+            return result
         record = self.trace.records[place]
         self.position, self.last = place + 1, place
         _, outputs, sizes = self.prediction.of(place)
         self._compare(call, record, place, sizes)
         given = call.tensors
         if self.guided and record.pointwise:
-            like = next((t for t in given if tuple(t.shape) == outputs[0] and t.device.type == "meta"), None)
+            like = next((t for t in given if tuple(t.shape) == outputs[0] and _symbolic(t)), None)
             if like is not None:
                 with self.pause():
                     return torch.empty_like(like, dtype=record.dtypes[0])
@@ -134,14 +132,15 @@ class _Replay(Watcher):
             # A stated length that no longer holds: noted above, go on with what should come out.
             if not self.guided:
                 raise
-            return self._fill(record.structure, record, outputs, given, torch.device("meta"))
+            device = next((tensor.device for tensor in given), torch.device("meta"))
+            return self._fill(record.structure, record, outputs, given, device)
         shapes = [tuple(tensor.shape) for tensor in tensors_in(result)]
         if shapes[:1] == outputs[:1]:
             return result
         if not self.guided:
             self._add(place, _pairs(record, outputs, shapes), "another shape")
             return result
-        if not given or not any(tensor.device.type == "meta" for tensor in given):
+        if not any(_symbolic(tensor) for tensor in given):
             self._add(place, _pairs(record, outputs, shapes), "another shape")
         device = next((tensor.device for tensor in tensors_in(result)), torch.device("meta"))
         return self._fill(record.structure, record, outputs, given, device)
@@ -189,6 +188,11 @@ class _Replay(Watcher):
         self.mismatches.append(Mismatch(place, stack, pairs, what, given))
 
 
+def _symbolic(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a shape and no values."""
+    return tensor.device.type == "meta" or type(tensor).__name__ == "FakeTensor"
+
+
 def _pairs(record: Record, expected: list[tuple[int, ...]], given: list[tuple[int, ...]]) -> tuple[Pair, ...]:
     pairs = []
     # First results only: statistics and indices beside them are not labelled.
@@ -208,7 +212,7 @@ def replay(twin: nn.Module, inputs: Inputs, prediction: Prediction, guided: bool
         guided: hand out results of predicted shapes; else really run the operators on shapes.
     """
     trace = prediction.trace
-    watcher = _Replay(prediction, guided and trace.mode == "meta")
+    watcher = _Replay(prediction, guided and trace.mode != "real")
     modules = ModuleStack(twin, watcher)
     watcher.modules = modules
     state = _attributes(twin)

@@ -62,7 +62,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     """The module inside DataParallel or DistributedDataParallel.
 
     Raises:
-        UnsupportedModelError: not an nn.Module, a ScriptModule, an exported or fx-lowered program.
+        UnsupportedModelError: not an nn.Module, a ScriptModule, or a lazy layer has not been run yet.
     """
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(f"model is a {type(model).__name__}; a torch.nn.Module is needed")
@@ -78,6 +78,10 @@ def unwrap(model: nn.Module) -> nn.Module:
             raise UnsupportedModelError(
                 f"model{'.' + name if name else ''} is a {type(module).__name__} (TorchScript); its code cannot be "
                 "changed, give the Python module it was made from"
+            )
+        if any(nn.parameter.is_lazy(tensor) for tensor in (*module._parameters.values(), *module._buffers.values())):
+            raise UnsupportedModelError(
+                f"model{'.' + name if name else ''} is a {type(module).__name__} without weights yet; run the model once"
             )
     return model
 
@@ -138,6 +142,10 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), type, FunctionType,
 _EMPTY = (dict, list, set)
 
 
+def _only_tensors(values: dict[Any, Any]) -> bool:
+    return bool(values) and all(isinstance(value, torch.Tensor) for value in values.values())
+
+
 def _copy_module(module: nn.Module, memo: dict[int, Any]) -> Any:
     """What copy.deepcopy makes of a module, without its cost for the dozen empty tables that each module has."""
     known = memo.get(id(module))
@@ -166,6 +174,9 @@ def _copy_module(module: nn.Module, memo: dict[int, Any]) -> Any:
             }
         elif isinstance(value, _PLAIN):
             values[name] = value
+        elif "cache" in name.lower() and isinstance(value, dict) and _only_tensors(value):
+            # Results kept from an earlier call, of the old sizes: the model makes them again.
+            values[name] = type(value)() if type(value) in (dict, OrderedDict) else copy.copy(value)
         elif isinstance(value, _EMPTY) and not value:
             values[name] = (
                 type(value)() if type(value) in _EMPTY or isinstance(value, OrderedDict) else copy.copy(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from openwork.torch.rules import Context, Cost, Rule, find_rule
 from openwork.torch.structure import Inputs, copy_structure, one_line, shape_only
 from openwork.torch.watch import Call, Watcher, tensors_in
 
-__all__ = ["ModuleStack", "Record", "Slot", "Trace", "trace"]
+__all__ = ["ModuleStack", "Record", "Slot", "Trace", "on_shapes", "trace"]
 
 
 @dataclass(eq=False)
@@ -137,6 +137,13 @@ def _structure(value: Any, given: list[torch.Tensor], counter: list[int]) -> Any
     return value
 
 
+_ELEMENTWISE = {
+    "relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max", "silu", "gelu", "hardswish", "hardsigmoid",
+    "sigmoid", "tanh", "leaky_relu", "elu", "mish", "softplus", "add", "sub", "mul", "div", "neg", "exp", "sqrt",
+    "rsqrt", "abs",
+}  # fmt: skip
+
+
 class Tracer(Watcher):
     """Labels every tensor of a forward pass."""
 
@@ -200,7 +207,9 @@ class Tracer(Watcher):
 
     def on_call(self, call: Call, run: Callable[[], Any]) -> Any:
         with self.pause():
-            result = run()
+            result = self._without_running(call)
+            if result is None:
+                result = run()
         tensors = list(tensors_in(result))
         if not tensors:
             # Values leave the graph (item, equal, is_nonzero): nothing to label.
@@ -218,6 +227,12 @@ class Tracer(Watcher):
             labels[i] if i < len(labels) and labels[i] is not None else LabelMap(tuple(tensor.shape), weight=weight)
             for i, tensor in enumerate(tensors)
         ]
+        for place, (tensor, labelled) in enumerate(zip(tensors, maps, strict=True)):
+            if tuple(tensor.shape) != labelled.shape:  # type: ignore[union-attr]
+                # A use of the operator that the rule does not know: safe, if not sharp.
+                for labels_given in inputs:
+                    store.freeze_map(labels_given, "this use of the operator is not understood")
+                maps[place] = LabelMap(tuple(tensor.shape), weight=weight)
         index = len(self.records)
         numbers = call.numbers
         sizes = rule.sizes(call, [m.shape for m in inputs]) if rule is not None and rule.sizes else None
@@ -241,10 +256,21 @@ class Tracer(Watcher):
         )
         for tensor, labelled in zip(tensors, maps, strict=True):
             assert labelled is not None
-            if tuple(tensor.shape) != labelled.shape:
-                raise AssertionError(f"{where}: labels of shape {labelled.shape} for a result of {tuple(tensor.shape)}")
             self._remember(tensor, labelled, index)
         return result
+
+    def _without_running(self, call: Call) -> torch.Tensor | None:
+        """The result of a common elementwise operator on shapes; torch's own shape functions are slow."""
+        if not self._meta or call.name.split(".")[1].rstrip("_") not in _ELEMENTWISE or "out" in call.arguments:
+            return None
+        given = call.tensors
+        if not given or any(t.device.type != "meta" or t.dtype != given[0].dtype for t in given):
+            return None
+        if not given[0].is_floating_point() or any(isinstance(v, complex) for v in call.arguments.values()):
+            return None
+        if any(t.shape != given[0].shape for t in given):
+            return None
+        return given[0] if call.name.split(".")[1].endswith("_") else torch.empty_like(given[0])
 
     def _label(self, context: Context, rule: Rule | None, inputs: list[LabelMap]) -> list[LabelMap | None]:
         if rule is not None:
@@ -265,7 +291,7 @@ def _run(model: nn.Module, inputs: Inputs, tracer: Watcher, modules: ModuleStack
     try:
         with tracer:
             return model(*inputs.args, **inputs.kwargs)
-    except (ModelError, AssertionError):
+    except ModelError:
         raise
     except Exception as error:
         path = next((p for p in reversed(modules.deepest) if p), "")
@@ -292,39 +318,66 @@ def trace(model: nn.Module, inputs: Inputs, modes: tuple[str, ...] = ("meta", "f
     raise failure
 
 
-def _trace_once(model: nn.Module, inputs: Inputs, mode: str) -> Trace:
-    with contextlib.ExitStack() as stack:
-        if mode == "fake":
-            from torch._subclasses.fake_tensor import FakeTensorMode
+@contextlib.contextmanager
+def on_shapes(
+    model: nn.Module,
+    inputs: Inputs,
+    mode: str,
+    change: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, tensor: tensor,
+) -> Iterator[tuple[nn.Module, Inputs]]:
+    """A copy of the model and its inputs for one mode, and the context to run them in.
 
-            fake = FakeTensorMode(allow_non_fake_inputs=True)
-            twin = copy_structure(model, lambda name, tensor: fake.from_tensor(tensor.detach()))
-            given = inputs.to(lambda tensor: fake.from_tensor(tensor.detach()))
-            stack.enter_context(fake)
-        elif mode == "meta":
-            twin = copy_structure(model, lambda name, tensor: shape_only(tensor))
-            given = inputs.to(shape_only)
-        else:
-            twin = copy_structure(model, lambda name, tensor: tensor.detach().clone())
-            given = inputs
-        twin.eval()
+    Args:
+        model: the model; not touched.
+        inputs: its inputs.
+        mode: ``meta`` (shapes only), ``fake`` (shapes with devices) or ``real``.
+        change: what becomes of each parameter and buffer of the copy, by name.
+    """
+    if mode == "fake":
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        with fake:
+            twin = copy_structure(model, lambda name, tensor: change(name, fake.from_tensor(tensor.detach())))
+            yield twin, inputs.to(lambda tensor: fake.from_tensor(tensor.detach()))
+    elif mode == "meta":
+        yield copy_structure(model, lambda name, tensor: change(name, shape_only(tensor))), inputs.to(shape_only)
+    else:
+        yield copy_structure(model, lambda name, tensor: change(name, tensor.detach().clone())), inputs
+
+
+def _trace_once(model: nn.Module, inputs: Inputs, mode: str) -> Trace:
+    with on_shapes(model, inputs, mode) as (twin, given):
         tracer = Tracer(twin, meta=mode == "meta")
-        modules = ModuleStack(twin, tracer)
-        tracer.modules = modules
-        for tensor in tensors_in((given.args, given.kwargs)):
-            tracer._remember(tensor, LabelMap(tuple(tensor.shape)), -1)
-        output = _run(twin, given, tracer, modules)
-        results = list(tensors_in(output))
-        if not results:
+        output = _watch(twin.eval(), given, tracer)
+        if not any(True for _ in tensors_in(output)):
             raise ModelError(f"the forward of {type(model).__name__} returns no tensor, but a {type(output).__name__}")
-        tracer.store.location = "model output"
-        for tensor in results:
-            tracer.store.freeze_map(tracer.map_of(tensor), "the caller sees these channels")
+        records = list(tracer.records)
+        if mode != "real" and any(name not in tracer.parameters for name, _ in twin.named_parameters()):
+            # Branches that only training takes read the same channels (auxiliary heads).
+            with contextlib.suppress(ModelError):
+                _watch(twin.train(), given, tracer)
         return Trace(
             tracer.store,
-            tracer.records,
+            records,
             tracer.sizes_read,
             tracer.parameters,
             mode,
             [tuple(tensor.shape) for tensor in tensors_in((inputs.args, inputs.kwargs))],
         )
+
+
+def _watch(twin: nn.Module, given: Inputs, tracer: Tracer) -> Any:
+    """Run the forward under the tracer; what the caller sees is frozen."""
+    modules = ModuleStack(twin, tracer)
+    tracer.modules = modules
+    for tensor in tensors_in((given.args, given.kwargs)):
+        tracer._remember(tensor, LabelMap(tuple(tensor.shape)), -1)
+    try:
+        output = _run(twin, given, tracer, modules)
+    finally:
+        modules.remove()
+    tracer.store.location = "model output"
+    for tensor in tensors_in(output):
+        tracer.store.freeze_map(tracer.map_of(tensor), "the caller sees these channels")
+    return output

@@ -70,7 +70,7 @@ def flip(x: LabelMap, axes: Sequence[int]) -> LabelMap:
     entries = [
         Entry(
             entry.axes,
-            np.flip(entry.labels, [place for place, axis in enumerate(entry.axes) if axis in axes]),
+            np.flip(entry.labels, tuple(place for place, axis in enumerate(entry.axes) if axis in axes)),
             entry.order,
             entry.fresh,
         )
