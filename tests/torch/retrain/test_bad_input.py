@@ -297,6 +297,28 @@ def test_models_that_cannot_be_changed(tmp_path: Path) -> None:
     )
 
 
+def test_layers_without_weights_yet(tmp_path: Path) -> None:
+    lazy = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Sequential(nn.LazyConv2d(4, 1)))
+    words = ["model.1.0 is a LazyConv2d without weights yet", "run the model once"]
+    refused(UnsupportedModelError, TypeError, words, create, lazy, IMAGE, tmp_path, channels_config(0.5))
+    lazy(IMAGE)
+    assert create(lazy, IMAGE, tmp_path, channels_config(0.5))[0][0].out_channels == 4
+
+
+def test_values_that_cannot_be_ranked(tmp_path: Path) -> None:
+    model = SmallNet()
+    with torch.no_grad():
+        model.conv2.weight[3, 0, 0, 0] = float("nan")
+    words = ["conv2.weight", "1 of 4320", "NaN"]
+    refused(WeightsError, ValueError, words, create, model, IMAGE, tmp_path, channels_config(0.5))
+
+
+def test_input_without_elements(tmp_path: Path) -> None:
+    words = ["input_data[1] has shape [0, 3]", "at least 1"]
+    refused(ConfigError, ValueError, words, create, SmallNet(), (IMAGE, torch.zeros(0, 3)), tmp_path,
+            channels_config(0.5))  # fmt: skip
+
+
 @pytest.mark.parametrize("inputs", ["image.png", 3, None, {"x": IMAGE}])
 def test_input_data_of_another_kind(inputs: Any, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"input_data is a .*; allowed: a tensor or a tuple of tensors"):

@@ -304,6 +304,22 @@ def test_weights_that_are_not_contiguous(tmp_path: Path) -> None:
     assert same_state(snapshot(pruned), snapshot(expected))
 
 
+@pytest.mark.parametrize("context", [torch.inference_mode, torch.no_grad])
+def test_called_without_gradients(context: Any, tmp_path: Path) -> None:
+    model = settle_(SmallNet())
+    expected, _ = create(model, IMAGE, tmp_path, HALF)
+    with context():
+        pruned, _ = create(model, IMAGE, tmp_path, HALF)
+        torch.save(pruned.state_dict(), tmp_path / "w.pth")
+        restored = restore_prune_retrain_model(
+            SmallNet(), IMAGE, tmp_path / "record.txt", tmp_path / "prune.cfg", tmp_path / "w.pth"
+        )
+    for result in (pruned, restored):
+        assert same_state(snapshot(result), snapshot(expected))
+        result(IMAGE).sum().backward()  # it can be trained
+        assert result.conv1.weight.grad is not None
+
+
 def test_frozen_parameters_stay_frozen(tmp_path: Path) -> None:
     model = SmallNet()
     model.conv1.requires_grad_(False)

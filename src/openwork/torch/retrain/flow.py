@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from openwork.config import RetrainConfig, load_retrain_config
-from openwork.errors import NothingToPruneError, RecordError
+from openwork.errors import ConfigError, NothingToPruneError, RecordError
 from openwork.files import check_writable, read_text
 from openwork.record import Record, load_record, save_record
 from openwork.torch.analysis import _analyze
@@ -39,14 +39,18 @@ def as_tuple(input_data: Any) -> tuple[Any, ...]:
 
     Raises:
         TypeError: anything else.
+        ConfigError: a tensor without elements, from which no layout of channels can be read.
     """
-    if isinstance(input_data, torch.Tensor):
-        return (input_data,)
-    if isinstance(input_data, (tuple, list)):
-        return tuple(input_data)
-    raise TypeError(f"input_data is a {type(input_data).__name__}; allowed: a tensor or a tuple of tensors")
+    if not isinstance(input_data, (torch.Tensor, tuple, list)):
+        raise TypeError(f"input_data is a {type(input_data).__name__}; allowed: a tensor or a tuple of tensors")
+    values = (input_data,) if isinstance(input_data, torch.Tensor) else tuple(input_data)
+    for index, value in enumerate(values):
+        if isinstance(value, torch.Tensor) and not value.numel():
+            raise ConfigError(f"input_data[{index}] has shape {list(value.shape)}; each length must be at least 1")
+    return values
 
 
+@torch.inference_mode(False)  # tensors made in inference mode could not be trained
 def create_prune_retrain_model(
     model: nn.Module, input_data: Any, config_defination: str | os.PathLike[str], record_file: str | os.PathLike[str]
 ) -> nn.Module:
@@ -100,6 +104,7 @@ def prune_as_config(
     return pruned, record
 
 
+@torch.inference_mode(False)  # tensors made in inference mode could not be trained
 def restore_prune_retrain_model(
     model: nn.Module,
     input_data: Any,
@@ -151,6 +156,7 @@ def load_weights(
     settle_masks(model)
 
 
+@torch.inference_mode(False)
 def save_prune_retrain_model(
     model: nn.Module,
     save_path: str | os.PathLike[str],
