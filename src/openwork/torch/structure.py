@@ -81,7 +81,8 @@ def unwrap(model: nn.Module) -> nn.Module:
             )
         if any(nn.parameter.is_lazy(tensor) for tensor in (*module._parameters.values(), *module._buffers.values())):
             raise UnsupportedModelError(
-                f"model{'.' + name if name else ''} is a {type(module).__name__} without weights yet; run the model once"
+                f"model{'.' + name if name else ''} is a {type(module).__name__} without weights yet; run the model "
+                "once"
             )
     return model
 
