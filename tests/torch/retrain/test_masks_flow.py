@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import openwork.torch as amct
-from openwork.errors import ConfigError, ModelError, RecordError, WeightsError
+from openwork.errors import ConfigError, ModelError, RecordError, UnsupportedModelError, WeightsError
 from openwork.record import Record, SelectiveMaskRecord, load_record, save_record
 from openwork.torch.sparse24 import masks_of
 
@@ -213,3 +213,28 @@ def test_checkpoints_of_another_kind_are_named(tmp_path):
     torch.save(_net().state_dict(), tmp_path / "plain.pth")
     with pytest.raises(WeightsError, match="input_quant"):
         amct.restore_compressed_retrain_model(_net(), _x(), config, record, tmp_path / "plain.pth")
+
+
+def test_models_that_went_through_create_are_refused(tmp_path):
+    config, record = _config(tmp_path, MASKS % 0 + QUANT), tmp_path / "record.txt"
+    masked = amct.create_prune_retrain_model(_net(), _x(), config, record)
+    both = amct.create_compressed_retrain_model(_net(), _x(), config, record)
+    for model in (masked, both):
+        with pytest.raises(UnsupportedModelError, match="carries a mask already"):
+            amct.create_prune_retrain_model(model, _x(), config, record)
+        with pytest.raises(UnsupportedModelError, match="already"):
+            amct.create_compressed_retrain_model(model, _x(), config, record)
+    with pytest.raises(UnsupportedModelError, match="save_compressed_retrain_model"):
+        amct.save_prune_retrain_model(both, tmp_path / "net", _x())
+
+
+def test_layers_that_cannot_be_masked_are_left_alone_and_told(tmp_path, caplog):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2), nn.Linear(2, 3))
+    model[1].weight = model[0].weight
+    with caplog.at_level("INFO", logger="openwork"):
+        masked = amct.create_prune_retrain_model(
+            model, torch.randn(2, 8), _config(tmp_path, MASKS % 0), tmp_path / "record.txt"
+        )
+    assert list(masks_of(masked)) == ["2"]
+    assert "0 gets no 2:4 mask: its weight is shared by 2 modules" in caplog.text
+    assert "3 gets no 2:4 mask: it has 2 input channels" in caplog.text

@@ -19,7 +19,13 @@ from openwork.torch.quant.apply import quantize_layers
 from openwork.torch.quant.export import export_quantized
 from openwork.torch.retrain.channels import masks_asked, quantisation_asked
 from openwork.torch.retrain.export import deploy_paths
-from openwork.torch.retrain.flow import as_tuple, load_weights, prune_as_config, save_prune_retrain_model
+from openwork.torch.retrain.flow import (
+    as_tuple,
+    load_weights,
+    prune_as_config,
+    refuse_wrapped,
+    save_prune_retrain_model,
+)
 from openwork.torch.retrain.masking import restore_masks
 from openwork.torch.retrain.records import plan_from_record
 from openwork.torch.sparse24 import masks_of
@@ -61,6 +67,7 @@ def create_compressed_retrain_model(
     """
     config = load_retrain_config(config_defination)
     module = unwrap(model)
+    refuse_wrapped(module)
     check_writable(record_file, "record_file")
     inputs = as_tuple(input_data)
     prunes = bool(config.prune_settings)
@@ -103,6 +110,7 @@ def restore_compressed_retrain_model(
     """
     as_tuple(input_data)
     module = unwrap(model)
+    refuse_wrapped(module)
     config = load_retrain_config(config_defination)
     record = load_record(record_file)
     result = apply_plan(module, plan_from_record(record, module))

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from openwork.config import RetrainConfig, load_retrain_config
-from openwork.errors import ConfigError, NothingToPruneError, RecordError
+from openwork.errors import ConfigError, NothingToPruneError, RecordError, UnsupportedModelError
 from openwork.files import check_writable, read_text
 from openwork.record import Record, load_record, save_record
 from openwork.torch.analysis import _analyze
+from openwork.torch.quant import quantized_layers
 from openwork.torch.retrain.channels import masks_asked, plan_channels, report, why_nothing
 from openwork.torch.retrain.export import deploy_paths, export_onnx
 from openwork.torch.retrain.masking import (
@@ -88,6 +89,7 @@ def prune_as_config(
     record_file: str | os.PathLike[str],
 ) -> tuple[nn.Module, Record]:
     """The pruned and masked copy, and its record, which is not yet written."""
+    refuse_wrapped(module)
     text = read_text(config_file, "config file")
     analysis = _analyze(module, inputs)
     plan, settings = plan_channels(analysis, config, text)
@@ -105,6 +107,23 @@ def prune_as_config(
 
 
 @torch.inference_mode(False)  # tensors made in inference mode could not be trained
+def refuse_wrapped(module: nn.Module) -> None:
+    """Raise if a model has been through create already.
+
+    Raises:
+        UnsupportedModelError: it carries masks or simulates quantisation.
+    """
+    for what, names in (
+        ("carries a mask", masked_layers(module)),
+        ("simulates quantisation", quantized_layers(module)),
+    ):
+        if names:
+            raise UnsupportedModelError(
+                f"layer {next(iter(names))!r} {what} already; give the model that create was given, or the one that "
+                "openwork.torch.sparse24.finalize returns"
+            )
+
+
 def restore_prune_retrain_model(
     model: nn.Module,
     input_data: Any,
@@ -135,6 +154,7 @@ def restore_prune_retrain_model(
     """
     as_tuple(input_data)
     module = unwrap(model)
+    refuse_wrapped(module)
     config = load_retrain_config(config_defination)
     record = load_record(record_file)
     if not record:
@@ -183,11 +203,14 @@ def save_prune_retrain_model(
 
     Raises:
         ConfigError: no such operator set.
+        UnsupportedModelError: the model simulates quantisation.
         FileError: the files cannot be written (found before the export).
         ModelError: torch cannot export the model.
     """
     module = unwrap(model)
     given = as_tuple(input_data)
+    if quantized_layers(module):
+        raise UnsupportedModelError("the model simulates quantisation; save_compressed_retrain_model saves it")
     if masked_layers(module):
         write_masks(module)
         module = finalize(module)

@@ -164,7 +164,15 @@ def finalize(model: nn.Module) -> nn.Module:
     """Copy a model with pruned weights exactly zero (positive zero) and all layers plain again.
 
     The masks are those in force, see `masks_of`. `model` is not changed.
+
+    Raises:
+        UnsupportedModelError: a layer simulates quantisation; its integers have to be made from both.
     """
+    for name, layer in masked_layers(model).items():
+        if hasattr(type(layer), "_openwork_inner"):
+            raise UnsupportedModelError(
+                f"layer {name!r} simulates quantisation; save_compressed_retrain_model saves it"
+            )
     result = copy.deepcopy(model)
     for layer in masked_layers(result).values():
         weight: Tensor = layer._parameters["weight"]  # type: ignore[assignment]
