@@ -131,7 +131,7 @@ def converting(path: Path, folder: Path, repeats: int) -> None:
 
 
 MEASURE = """
-import resource, sys
+import sys
 from openwork.convert.job import Options, convert
 import onnx, onnxruntime
 def anonymous():
@@ -146,7 +146,7 @@ def watch():
 before = anonymous()
 threading.Thread(target=watch, daemon=True).start()
 report = convert(Options(sys.argv[1], sys.argv[2], sparsity=1))
-high = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+high = anonymous()["VmHWM"]
 print(before["RssAnon"], peak[0], before["VmHWM"], high, report.qualifying)
 """
 

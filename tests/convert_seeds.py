@@ -95,10 +95,21 @@ def _function(rng):
         [helper.make_node("Constant", [], ["k"], value=value), helper.make_node("MatMul", ["a", "k"], ["b"])],
         [helper.make_opsetid("", 17)],
     )
+    handed = helper.make_function(
+        *("mine", "Handed", ["a", "w"], ["b"]),
+        [helper.make_node("Gemm", ["a", "w"], ["b"], transB=1)],
+        [helper.make_opsetid("", 17)],
+    )
+    nodes = [
+        helper.make_node("Block", ["x"], ["y"], domain="mine"),
+        helper.make_node("Handed", ["x", "w1"], ["z"], domain="mine"),
+        helper.make_node("Handed", ["x", "w2"], ["u"], domain="mine"),
+    ]
     return model_of(
-        [helper.make_node("Block", ["x"], ["y"], domain="mine")],
+        nodes,
         [info("x", [2, 16])],
-        [info("y", [2, 8])],
-        functions=[function],
+        [info("y", [2, 8]), info("z", [2, 6]), info("u", [2, 6])],
+        [initializer(name, finite_24(rng, (6, 16), 1, minus=name == "w2")) for name in ("w1", "w2")],
+        functions=[function, handed],
         imports=[helper.make_opsetid("mine", 1)],
     )

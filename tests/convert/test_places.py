@@ -119,9 +119,121 @@ def test_local_functions(tmp_path, rng):
     )
     feeds = {name: rng.standard_normal((2, 24)).astype(np.float32) for name in ("x", "x2")}
     report, converted = convert_and_check(model, tmp_path, feeds)
-    assert [layer.qualifies for layer in report.layers] == [True, False, False]
-    assert "is an input of the function" in report.layers[1].reason
+    assert [layer.qualifies for layer in report.layers] == [True, True, False]
+    assert [layer.weight for layer in report.layers] == ["k", "w", None]
+    assert "is an input of the function" in report.layers[2].reason  # which nobody calls
     assert "MatMulV2Compress" in [node.op_type for node in converted.functions[0].node]
+    assert list(converted.functions[1].input) == ["a", "w.values_2", "w.index_2"]
+
+
+def test_kinds_of_one_operator_inside_and_outside_of_functions(tmp_path, rng):
+    """Inside functions onnxruntime looks functions up by name alone, whatever their overload."""
+    value = [numpy_helper.from_array(finite_24(rng, (24, 24), 0, minus=minus)) for minus in (False, True)]
+    inner = [
+        helper.make_node("Constant", [], ["k0"], value=value[0]),
+        helper.make_node("Constant", [], ["k1"], value=value[1]),
+        helper.make_node("MatMul", ["a", "k0"], ["b0"]),
+        helper.make_node("MatMul", ["b0", "k1"], ["b1"]),
+        helper.make_node("Relu", ["b1"], ["b"]),
+    ]
+    function = helper.make_function("mine", "F", ["a"], ["b"], inner, [helper.make_opsetid("", 17)])
+    inits = [initializer(f"w{i}", finite_24(rng, (24, 24), i % 2, minus=i > 1)) for i in range(4)]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w0"], ["y0"]),
+        helper.make_node("MatMul", ["w1", "y0"], ["y1"]),
+        helper.make_node("MatMul", ["y1", "w2"], ["y2"]),
+        helper.make_node("MatMul", ["w3", "y2"], ["y3"]),
+        helper.make_node("F", ["y3"], ["y"], domain="mine"),
+    ]
+    model = model_of(
+        nodes,
+        [info("x", [24, 24])],
+        [info("y", [24, 24])],
+        inits,
+        functions=[function],
+        imports=[helper.make_opsetid("mine", 1)],
+    )
+    report, converted = convert_and_check(model, tmp_path, {"x": rng.standard_normal((24, 24)).astype(np.float32)})
+    assert [layer.qualifies for layer in report.layers] == [True] * 6
+    assert len({(f.name, f.overload) for f in converted.functions if f.domain == "openwork"}) == 5
+
+
+def handing_model(rng, weights, extra=(), inner=None):
+    """y0 = F(x, w0, v), y1 = F(x, w1, v), ...: F(a, p, q) = Gemm(a, p) @ Transpose(q)."""
+    inner = inner or [
+        helper.make_node("Gemm", ["a", "p"], ["h"], transB=1),
+        helper.make_node("Transpose", ["q"], ["qt"], perm=[1, 0]),
+        helper.make_node("MatMul", ["h", "qt"], ["b"], name="second"),
+    ]
+    function = helper.make_function("mine", "F", ["a", "p", "q"], ["b"], inner, [helper.make_opsetid("", 17)])
+    inits = [initializer(f"w{place}", weight) for place, weight in enumerate(weights)]
+    inits.append(initializer("v", finite_24(rng, (8, 16), 1)))
+    nodes = [
+        helper.make_node("F", ["x", f"w{place}", "v"], [f"y{place}"], domain="mine", name=f"call {place}")
+        for place in range(len(weights))
+    ]
+    outputs = [info(f"y{place}", [2, None]) for place in range(len(weights))]
+    return model_of(
+        [*nodes, *extra],
+        [info("x", [2, 24])],
+        outputs,
+        inits,
+        functions=[function],
+        imports=[helper.make_opsetid("mine", 1)],
+    )
+
+
+def test_weights_handed_to_local_functions(tmp_path, rng):
+    """Two calls with weights of their own, one of them with signs of zeros, and one that both share."""
+    weights = [finite_24(rng, (16, 24), 1, minus=minus) for minus in (False, True)]
+    feed = {"x": rng.standard_normal((2, 24)).astype(np.float32)}
+    report, converted = convert_and_check(handing_model(rng, weights), tmp_path, feed)
+    assert [(layer.weight, layer.qualifies) for layer in report.layers] == [
+        *(("w0", True), ("w1", True), ("v", True), ("v", True))
+    ]
+    names = [tensor.name for tensor in converted.graph.initializer]
+    assert names == [
+        *("w0.values", "w0.index", "w0.negative_zeros", "w1.values", "w1.index", "w1.negative_zeros"),
+        *("v.values", "v.index"),
+    ]
+    assert list(converted.graph.node[0].input) == ["x", *names[:3], *names[6:]]
+    assert all_ops(converted).count("Transpose") == 0
+
+
+@pytest.mark.parametrize("case", ["one is dense", "other shapes", "read outside", "one is computed"])
+def test_functions_whose_calls_differ_stay_dense(tmp_path, rng, case):
+    weights = [finite_24(rng, (16, 24), 1) for _ in range(2)]
+    extra = []
+    if case == "one is dense":
+        weights[1][:] = 1
+        words = "shared: another call of the function (F 'call 1') needs it dense: not 2:4"
+    elif case == "other shapes":
+        model = handing_model(rng, weights)
+        weights[1] = weights[1][:, :].astype(np.float32).reshape(16, 24)[:16].repeat(1, 0)
+        words = "hand over weights of different shapes"
+        inner = [helper.make_node("MatMul", ["p", "a"], ["b"])]
+        weights[1] = finite_24(rng, (5, 24), 1)
+    elif case == "read outside":
+        extra = [helper.make_node("Relu", ["w0"], ["r"], name="outside")]
+        words = "shared: 'w0' is also read by Relu 'outside'"
+    else:
+        words = "shared: another call of the function needs it dense"
+    if case == "other shapes":
+        model = handing_model(rng, weights, inner=inner)
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 24
+        del model.graph.output[:]
+        model.graph.output.extend([info("y0", [16, 24]), info("y1", [5, 24])])
+        feed = {"x": rng.standard_normal((24, 24)).astype(np.float32)}
+    else:
+        model = handing_model(rng, weights, extra)
+        feed = {"x": rng.standard_normal((2, 24)).astype(np.float32)}
+    if case == "one is computed":
+        model.graph.node.insert(0, helper.make_node("Relu", ["w1"], ["made"]))
+        model.graph.node[2].input[1] = "made"
+    report, _ = convert_and_check(model, tmp_path, feed)
+    first = next(layer for layer in report.layers if layer.weight == "w0")
+    assert words in first.reason
+    assert {layer.qualifies for layer in report.layers if layer.weight == "v"} <= {True}
 
 
 def test_a_weight_used_twice_is_stored_once(tmp_path, rng):

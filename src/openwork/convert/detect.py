@@ -7,15 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import FunctionProto, NodeProto, TensorProto
 
+from openwork.convert.layer import Handed, Layer
+from openwork.convert.sharing import settle, store_signs_alike
 from openwork.errors import ConversionError
 from openwork.onnx.functions import MODERN_OPSET, Layout, Library
 from openwork.onnx.modelfile import ModelFile, tensor_bits, tensor_type_name
-from openwork.onnx.scopes import DEFAULT_DOMAINS, Scope, Value, default_opset, label, read_scopes
+from openwork.onnx.scopes import DEFAULT_DOMAINS, Scope, default_opset, label, read_scopes
 from openwork.onnx.weights import (
+    FunctionInput,
     NotConstant,
-    PackedView,
     Source,
     constant_array,
     find_source,
@@ -47,58 +49,8 @@ _STORABLE = (
     *(TensorProto.INT32, TensorProto.UINT32, TensorProto.INT64, TensorProto.UINT64),
     *(TensorProto.INT4, TensorProto.UINT4),
 )
+_MOST_CALLS = 1000
 _SIGNED = (TensorProto.INT8, TensorProto.INT16, TensorProto.INT4)
-
-
-@dataclass(eq=False)
-class Layer:
-    """One operator that could have a compressed twin.
-
-    Attributes:
-        node: the operator.
-        scope: where it is.
-        slot: its input that holds the weight; None when neither does.
-        source: the stored tensor behind it.
-        shape: the weight's shape as the operator sees it.
-        axis: the axis of the input channels there.
-        view: where the groups of four lie in the stored tensor.
-        zero_point: value that stands for zero.
-        pattern: what was counted; None when it was not looked at.
-        reason: why the layer stays dense; None when it qualifies.
-        dense_bytes: bytes of the stored tensor.
-        packed_bytes: bytes of values and index, if it was looked at.
-    """
-
-    node: NodeProto
-    scope: Scope
-    slot: int | None = None
-    source: Source | None = None
-    shape: tuple[int, ...] = ()
-    axis: int = 0
-    view: PackedView | None = None
-    zero_point: int = 0
-    pattern: Pattern24 | None = None
-    reason: str | None = None
-    dense_bytes: int = 0
-    packed_bytes: int = 0
-
-    @property
-    def name(self) -> str:
-        return self.node.name or (self.node.output[0] if self.node.output else "")
-
-    @property
-    def layout(self) -> Layout:
-        assert self.source is not None
-        assert self.view is not None
-        assert self.pattern is not None
-        return Layout(
-            data_type=self.source.tensor.data_type,
-            dims=self.source.dims,
-            view=self.view.shape,
-            axis=self.view.axis,
-            zero_point=self.zero_point,
-            signs=self.pattern.hidden_negative_zeros,
-        )
 
 
 @dataclass
@@ -141,33 +93,93 @@ def detect(
             f"{file.path}: opset {version} is not supported; allowed: {OLDEST_OPSET} to {NEWEST_OPSET}"
         )
     scopes = read_scopes(model)
+    calls = _calls(scopes)
     constant_inputs = model.ir_version < 4
     result = Detection([], scopes, constant_inputs)
     for scope in scopes:
         for node in scope.nodes:
             if node.op_type in _WEIGHT_SLOTS and node.domain in DEFAULT_DOMAINS:
-                layer = Layer(node, scope)
-                result.layers.append(layer)
-                try:
-                    _locate(file, layer, constant_inputs)
-                except NotConstant as reason:
-                    layer.reason = str(reason)
-    _settle_sharing(result)
+                result.layers.extend(_layers_of(file, node, scope, calls, constant_inputs))
+    result.weights = settle(result.layers)
     _measure(file, result, progress, keep_negative_zeros)
-    _settle_sharing(result)
+    result.weights = settle(result.layers)
     return result
 
 
-def _locate(file: ModelFile, layer: Layer, constant_inputs: bool) -> None:
+def _calls(scopes: list[Scope]) -> dict[int, list[tuple[NodeProto, Scope]]]:
+    """Where each local function is called: scope of the function -> (node, its scope)."""
+    functions: dict[tuple[str, str, str], Scope] = {}
+    for scope in scopes:
+        if isinstance(scope.holder, FunctionProto):
+            functions[(scope.holder.domain, scope.holder.name, scope.holder.overload)] = scope
+    found: dict[int, list[tuple[NodeProto, Scope]]] = defaultdict(list)
+    for scope in scopes if functions else []:
+        for node in scope.nodes:
+            called = functions.get((node.domain, node.op_type, node.overload))
+            if called is not None:
+                found[id(called)].append((node, scope))
+    return found
+
+
+def _layers_of(
+    file: ModelFile,
+    node: NodeProto,
+    scope: Scope,
+    calls: dict[int, list[tuple[NodeProto, Scope]]],
+    constant_inputs: bool,
+) -> list[Layer]:
+    """One layer; or, for an operator that reads a weight handed to a local function, one for each call of it."""
+    layer = Layer(node, scope)
+    try:
+        _locate(file, layer, constant_inputs, None)
+    except FunctionInput as reason:
+        layers = []
+        for call in calls.get(id(scope.root), ())[:_MOST_CALLS]:
+            layers.append(Layer(node, scope))
+            try:
+                _locate(file, layers[-1], constant_inputs, call)
+            except NotConstant as other:
+                layers[-1].reason = str(other)
+        if 0 < len(layers) < _MOST_CALLS and any(found.reason is None for found in layers):
+            return layers
+        layer.reason = str(reason)
+    except NotConstant as reason:
+        layer.reason = str(reason)
+    return [layer]
+
+
+def _find(
+    layer: Layer, name: str, constant_inputs: bool, call: tuple[NodeProto, Scope] | None
+) -> tuple[Source, Handed | None]:
+    """`find_source`, going on at the place of the call when the weight is an input of the function around it."""
+    try:
+        return find_source(layer.scope, name, constant_inputs), None
+    except FunctionInput as formal:
+        if call is None:
+            raise
+        node, scope = call
+        slot = list(formal.value.scope.holder.input).index(formal.value.name)  # type: ignore[arg-type]
+        if slot >= len(node.input) or not node.input[slot]:
+            raise NotConstant(f"dynamic weight: {label(node)} gives no {formal.value.name!r}") from None
+        outer = find_source(scope, node.input[slot], constant_inputs)
+        if outer.steps:
+            raise NotConstant(f"the weight is computed before {label(node)} gets it") from None
+        return Source(outer.value, outer.tensor, formal.steps), Handed(formal.value, node, slot, scope)
+
+
+def _locate(file: ModelFile, layer: Layer, constant_inputs: bool, call: tuple[NodeProto, Scope] | None) -> None:
     """Fill in source, view and zero-point; raises NotConstant with the reason."""
     node = layer.node
     reasons: list[str] = []
+    formal: FunctionInput | None = None
     for slot, zero_slot in _WEIGHT_SLOTS[node.op_type]:
         if slot >= len(node.input) or not node.input[slot]:
             raise NotConstant("the operator has no weight input")
         try:
-            source = find_source(layer.scope, node.input[slot], constant_inputs)
+            source, layer.handed = _find(layer, node.input[slot], constant_inputs, call)
         except NotConstant as reason:
+            if isinstance(reason, FunctionInput):
+                formal = formal or reason
             reasons.append(str(reason))
             continue
         layer.slot, layer.source = slot, source
@@ -183,6 +195,8 @@ def _locate(file: ModelFile, layer: Layer, constant_inputs: bool) -> None:
             raise NotConstant(f"inside a local function of opset {layer.scope.opset}, below {MODERN_OPSET}")
         _refuse_types(layer)
         return
+    if formal is not None:
+        raise formal
     if len(reasons) > 1 and reasons[0].startswith("dynamic weight: computed"):
         raise NotConstant("dynamic weight: no operand is a stored constant")
     raise NotConstant(reasons[0])
@@ -280,53 +294,6 @@ def _packed_bytes(layer: Layer, signs: bool) -> int:
     return (count * bits + 7) // 8 + int(np.prod(index, dtype=object)) * (2 if signs else 1) + extra
 
 
-def _weight_key(layer: Layer) -> int:
-    assert layer.source is not None
-    return id(layer.source.value)
-
-
-def _settle_sharing(result: Detection) -> None:
-    """Give a reason to layers whose weight is also read in a way that needs it dense."""
-    while True:
-        weights: dict[int, list[Layer]] = defaultdict(list)
-        for layer in result.layers:
-            if layer.reason is None:
-                weights[_weight_key(layer)].append(layer)
-        changed = False
-        for layers in weights.values():
-            reason = _shared(layers)
-            if reason is not None:
-                changed = True
-                for layer in layers:
-                    layer.reason = reason
-        if not changed:
-            result.weights = dict(weights)
-            return
-
-
-def _shared(layers: list[Layer]) -> str | None:
-    first = layers[0]
-    for other in layers[1:]:
-        if (other.view, other.zero_point) != (first.view, first.zero_point):
-            return f"shared: {label(first.node)} and {label(other.node)} need it packed along different axes"
-    # Everything that reads the stored tensor, or what a node on the way makes of it, must be one of the layers.
-    allowed = {(id(layer.node), layer.slot) for layer in layers}
-    values: dict[int, Value] = {}
-    for layer in layers:
-        assert layer.source is not None
-        values[id(layer.source.value)] = layer.source.value
-        for step in layer.source.steps:
-            values[id(step.value)] = step.value
-            allowed.add((id(step.node), 0))
-    for value in values.values():
-        for reading in value.readings:
-            if reading.node is None:
-                return f"shared: {value.name!r} is also an output of the graph"
-            if (id(reading.node), reading.slot) not in allowed:
-                return f"shared: {value.name!r} is also read by {label(reading.node)}"
-    return None
-
-
 def _measure(
     file: ModelFile,
     result: Detection,
@@ -346,17 +313,20 @@ def _measure(
             pattern = Pattern24(**{**pattern.__dict__, "hidden_negative_zeros": False})
         for layer in layers:
             layer.pattern = pattern
-            layer.packed_bytes = _packed_bytes(layer, signs=pattern.hidden_negative_zeros)
             if not pattern.qualifies:
                 layer.reason = (
                     f"not 2:4: {pattern.bad_groups:,} of {pattern.groups:,} groups have more than two non-zeros, the "
                     f"first at {list(_at_operator(layer, pattern))}"
                 )
-            elif layer.packed_bytes >= layer.dense_bytes:
-                layer.reason = f"too small: {layer.packed_bytes:,} bytes compressed, {layer.dense_bytes:,} dense"
         done += first.dense_bytes
         if progress is not None:
             progress(done, total)
+    store_signs_alike([layer for layer in result.layers if layer.reason is None])
+    for layer in result.layers:
+        if layer.reason is None and layer.pattern is not None:
+            layer.packed_bytes = _packed_bytes(layer, signs=layer.pattern.hidden_negative_zeros)
+            if layer.packed_bytes >= layer.dense_bytes:
+                layer.reason = f"too small: {layer.packed_bytes:,} bytes compressed, {layer.dense_bytes:,} dense"
 
 
 def _at_operator(layer: Layer, pattern: Pattern24) -> tuple[int, ...]:

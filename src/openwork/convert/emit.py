@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from openwork.convert.detect import Detection, Layer
+from openwork.convert.detect import Detection
+from openwork.convert.layer import Layer
 from openwork.errors import FileError
 from openwork.files import atomic_path
 from openwork.onnx.modelfile import ModelFile, tensor_bits, tensor_type_name

@@ -9,7 +9,8 @@ from typing import Any
 
 from onnx import ModelProto, TensorProto
 
-from openwork.convert.detect import Detection, Layer
+from openwork.convert.detect import Detection
+from openwork.convert.layer import Layer
 from openwork.onnx.functions import COMPRESSED
 from openwork.onnx.modelfile import tensor_bits, tensor_type_name
 from openwork.onnx.weights import NotConstant, whole_attribute

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from openwork.convert.detect import Detection, Layer
+from openwork.convert.detect import Detection
+from openwork.convert.layer import Handed, Layer
 from openwork.convert.undo import Undo, copy_of
 from openwork.onnx.functions import DOMAIN, DOMAIN_VERSION, Layout, Library, StepCopy
 from openwork.onnx.modelfile import ModelFile, Payload
@@ -92,17 +94,25 @@ def compress(file: ModelFile, detection: Detection) -> list[Layer]:
         added[id(first.source.value.scope)][id(first.source.value)] = items
     drop: set[int] = set()
     calls: dict[int, NodeProto] = {}
+    handing = _Handing()
     for layer in layers:
         source = layer.source
         assert source is not None
         assert layer.slot is not None
+        names = parts[id(source.value)]
+        if layer.handed is not None:
+            names = handing.add(layer.handed, names, taken)
+        if id(layer.node) in calls:
+            continue
         steps = [StepCopy(step.node, tuple(step.node.input[1:])) for step in reversed(source.steps)]
         calls[id(layer.node)] = library.call(
-            layer.node, layer.slot, layer.layout, parts[id(source.value)], steps, layer.scope.opset
+            *(layer.node, layer.slot, layer.layout, names, steps, layer.scope.opset),
+            nested=layer.scope.root.is_function,
         )
         drop.update(id(step.node) for step in source.steps)
         if source.value.node is not None:
             drop.add(id(source.value.node))
+    handing.rewrite(calls, undo)
     # Inner bodies first: the nodes around them are copied with what is in them.
     for scope in reversed(detection.scopes):
         _rewrite_scope(scope, calls, drop, added.get(id(scope), {}), undo, detection.constant_inputs)
@@ -117,6 +127,39 @@ def compress(file: ModelFile, detection: Detection) -> list[Layer]:
     undo.constants(list(library.constants), len(library.functions))
     undo.store(model)
     return layers
+
+
+@dataclass
+class _Handing:
+    """Weights that come into local functions through an input: the parts come in through several."""
+
+    calls: dict[int, tuple[NodeProto, dict[int, tuple[str, ...]]]] = field(default_factory=dict)
+    formals: dict[int, tuple[Scope, dict[str, tuple[str, ...]]]] = field(default_factory=dict)
+
+    def add(self, handed: Handed, parts: tuple[str, ...], taken: set[str]) -> tuple[str, ...]:
+        """Note one weight; returns the names of its parts inside the function."""
+        self.calls.setdefault(id(handed.call), (handed.call, {}))[1][handed.slot] = parts
+        _, names = self.formals.setdefault(id(handed.formal.scope), (handed.formal.scope, {}))
+        name = handed.formal.name
+        if name not in names:
+            kinds = ("values", "index", "negative_zeros")[: len(parts)]
+            names[name] = tuple(_free(f"{name}.{kind}", taken) for kind in kinds)
+        return names[name]
+
+    def rewrite(self, calls: dict[int, NodeProto], undo: Undo) -> None:
+        """Change the functions' inputs, and add the changed calls to `calls`."""
+        for key, (call, by_slot) in self.calls.items():
+            copy = copy_of(call)
+            del copy.input[:]
+            for slot, name in enumerate(call.input):
+                copy.input.extend(by_slot.get(slot, (name,)))
+            calls[key] = copy
+        for scope, by_name in self.formals.values():
+            before = list(scope.holder.input)
+            undo.function_inputs(scope, [str(name) for name in before])
+            del scope.holder.input[:]
+            for name in map(str, before):
+                scope.holder.input.extend(by_name.get(name, (name,)))  # type: ignore[arg-type]
 
 
 def _imports(model: Any, scopes: list[Scope], layers: list[Layer], undo: Undo) -> None:

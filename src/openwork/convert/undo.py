@@ -16,7 +16,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from openwork.convert.detect import Layer
+from openwork.convert.layer import Layer
 from openwork.errors import ConversionError
 from openwork.onnx.functions import COMPRESSED, DOMAIN
 from openwork.onnx.modelfile import ModelFile, Payload
@@ -114,6 +114,10 @@ class Undo:
     def replaced_node(self, scope: Scope, position: int, node: NodeProto) -> None:
         self._scope(scope)["replaced"].append([position, _encode(node)])
 
+    def function_inputs(self, scope: Scope, names: list[str]) -> None:
+        """What the inputs of a local function were."""
+        self._scope(scope)["inputs"] = names
+
     def added_nodes(self, scope: Scope, count: int) -> None:
         self._scope(scope)["added"] = count
 
@@ -207,6 +211,9 @@ def _restore(file: ModelFile, data: dict[str, Any]) -> int:
         _restore_nodes(file, scope, entry, weights)
         if isinstance(scope.holder, GraphProto):
             _restore_tensors(file, scope.holder, entry, weights)
+        elif "inputs" in entry:
+            del scope.holder.input[:]
+            scope.holder.input.extend(entry["inputs"])
     graph = model.graph
     constants = set(data["constants"])
     kept = [copy_of(tensor) for tensor in graph.initializer if tensor.name not in constants]
@@ -312,7 +319,10 @@ def _restore_nodes(file: ModelFile, scope: Scope, entry: dict[str, Any], weights
         node = NodeProto.FromString(base64.b64decode(text))
         if replaced:
             twin = next(current)
-            if twin.domain != DOMAIN or COMPRESSED.get(node.op_type) != twin.op_type:
+            name = COMPRESSED.get(node.op_type, "")
+            compressed = twin.domain == DOMAIN and (twin.op_type == name or twin.op_type.startswith(f"{name}_v"))
+            # A call of a local function that was handed the parts of a weight.
+            if not compressed and (twin.domain, twin.op_type) != (node.domain, node.op_type):
                 raise _damaged(file)
         if weight >= 0:
             for attribute in node.attribute:

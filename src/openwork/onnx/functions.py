@@ -176,7 +176,8 @@ class Library:
         self.functions: list[FunctionProto] = []
         # Functions of the model itself: two of one name must differ by their overload.
         self._taken = {(function.domain, function.name, function.overload) for function in present}
-        self._known: dict[Any, tuple[FunctionProto, bool]] = {}
+        self._known: dict[Any, FunctionProto] = {}
+        self._nested: dict[Any, FunctionProto] = {}
         self._constants: dict[str, npt.NDArray[Any]] = {}
 
     @property
@@ -197,6 +198,7 @@ class Library:
         parts: tuple[str, ...],
         steps: Sequence[StepCopy],
         opset: int,
+        nested: bool = False,
     ) -> NodeProto:
         """The compressed twin of an operator; its function is made if there is none yet.
 
@@ -207,6 +209,8 @@ class Library:
             parts: names of values, index and, if ``layout.signs``, negative zeros.
             steps: nodes between the stored tensor and the operator, nearest to the stored tensor first.
             opset: version of the default domain at the node's place.
+            nested: the node is in a local function. There, onnxruntime looks functions up by name alone, so that
+                a second kind needs a name of its own instead of an overload.
         """
         stem = _FORMALS[node.op_type][slot]
         formals: list[str] = []
@@ -237,16 +241,12 @@ class Library:
             *(_index_type(layout), layout.steps, tuple(operands)),
             tuple(_bare(step.node) for step in steps),
         )
-        if key not in self._known:
+        function = self._known.get(key)
+        if nested and (function is None or function.overload):
+            function = self._nested.get(key)
+        if function is None:
             body = self._function(node, stem, formals, operands, layout, steps, opset, kinds)
-            number = 1
-            while (DOMAIN, body.name, body.overload) in self._taken:
-                number += 1
-                body.overload = f"v{number}"
-            self._taken.add((DOMAIN, body.name, body.overload))
-            self.functions.append(body)
-            self._known[key] = (body, modern)
-        function, _ = self._known[key]
+            function = self._named(body, nested, key)
         call = NodeProto()
         call.CopyFrom(node)
         call.op_type, call.domain, call.overload = function.name, DOMAIN, function.overload
@@ -256,6 +256,20 @@ class Library:
         for name, value in _layout_attributes(layout).items():
             call.attribute.append(helper.make_attribute(name, value))
         return call
+
+    def _named(self, body: FunctionProto, nested: bool, key: Any) -> FunctionProto:
+        """Give a new function a name and overload that are free, and keep it."""
+        stem, number = body.name, 1
+        while (DOMAIN, body.name, body.overload) in self._taken:
+            number += 1
+            if nested:
+                body.name = f"{stem}_v{number}"
+            else:
+                body.overload = f"v{number}"
+        self._taken.add((DOMAIN, body.name, body.overload))
+        self.functions.append(body)
+        (self._nested if nested and number > 1 else self._known)[key] = body
+        return body
 
     def _legacy_inputs(self, layout: Layout, opset: int) -> list[tuple[str, str]]:
         """Initializers for a call below opset 12, as (formal, actual) names."""

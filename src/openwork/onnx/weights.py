@@ -17,7 +17,7 @@ from openwork.onnx.modelfile import ModelFile, tensor_bits
 from openwork.onnx.scopes import DEFAULT_DOMAINS, Scope, Value, label
 
 __all__ = [
-    *("Hidden", "NotConstant", "PackedView", "Source", "constant_array", "find_source"),
+    *("FunctionInput", "Hidden", "NotConstant", "PackedView", "Source", "constant_array", "find_source"),
     *("list_attribute", "packed_view", "shapes_along", "whole_attribute"),
 ]
 
@@ -41,6 +41,19 @@ class Hidden:
 
     node: NodeProto
     value: Value
+
+
+class FunctionInput(NotConstant):
+    """The weight is an input of the local function around the operator.
+
+    Attributes:
+        value: that input.
+        steps: nodes between it and the operator, nearest to the operator first.
+    """
+
+    def __init__(self, value: Value, steps: list[Hidden]) -> None:
+        super().__init__(f"dynamic weight: {value.name!r} is an input of the function")
+        self.value, self.steps = value, steps
 
 
 @dataclass(eq=False)
@@ -157,8 +170,10 @@ def find_source(scope: Scope, name: str, constant_inputs: bool) -> Source:
             return Source(value, tensor, steps)
         if value.tensor is not None:
             raise NotConstant(f"dynamic weight: {name!r} is also an input of the graph, so it may be overridden")
+        if value.is_input and value.scope.is_function:
+            raise FunctionInput(value, steps)
         if value.is_input:
-            kind = "function" if value.scope.is_function else ("body" if value.scope.parent else "graph")
+            kind = "body" if value.scope.parent else "graph"
             raise NotConstant(f"dynamic weight: {name!r} is an input of the {kind}")
         node = value.node
         if node is None:
