@@ -89,10 +89,11 @@ class Analysis:
             for group in chosen:
                 steps = max(1, round(group.most_steps * (0.35 + 0.06 * (group.index % 5)))) if group.most_steps else 0
                 removed[group.index] = lowest(group, np.zeros(group.units), steps)
-            if self.plan(removed) is None:
+            found = self.plan(removed)
+            if found is None:
                 trial = 0
-            elif trial == 2:
-                self._checked = True
+            elif trial == 2 or not self._memory:
+                self._checked = True  # without stated lengths, one trial tells all
             else:
                 trial += 1
 

@@ -172,6 +172,8 @@ def repair(model: nn.Module, inputs: Inputs, prediction: Prediction, memory: Mem
         search.apply()
     else:
         raise _verdict(trace, mismatches, dead)
+    if not search.tries:
+        return []  # nothing had to be mended, so this pass was a real one
     search.remember()
     left = replay(model, inputs, prediction, guided=False)
     if left:

@@ -140,7 +140,7 @@ class _Replay(Watcher):
         if not self.guided:
             self._add(place, _pairs(record, outputs, shapes), "another shape")
             return result
-        if not any(_symbolic(tensor) for tensor in given):
+        if not self.mismatches or self.mismatches[-1].index != place:
             self._add(place, _pairs(record, outputs, shapes), "another shape")
         device = next((tensor.device for tensor in tensors_in(result)), torch.device("meta"))
         return self._fill(record.structure, record, outputs, given, device)
