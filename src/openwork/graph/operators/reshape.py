@@ -129,7 +129,7 @@ def _through_block(
 def _disjoint(store: LabelStore, entries: list[Entry]) -> tuple[Entry, ...]:
     """Where two channel axes were merged into one, only the larger keeps its labels."""
     kept: list[Entry] = []
-    for entry in sorted(entries, key=lambda e: (e.fresh, -e.labels.size)):
+    for entry in sorted(entries, key=lambda e: (e.fresh, -len(np.unique(e.labels)))):
         if any(set(entry.axes) & set(other.axes) for other in kept):
             if not entry.fresh:
                 store.freeze(entry.labels, "two channel axes are merged into one")
