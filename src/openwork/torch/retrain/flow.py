@@ -106,7 +106,6 @@ def prune_as_config(
     return pruned, record
 
 
-@torch.inference_mode(False)  # tensors made in inference mode could not be trained
 def refuse_wrapped(module: nn.Module) -> None:
     """Raise if a model has been through create already.
 
@@ -124,6 +123,7 @@ def refuse_wrapped(module: nn.Module) -> None:
             )
 
 
+@torch.inference_mode(False)  # tensors made in inference mode could not be trained
 def restore_prune_retrain_model(
     model: nn.Module,
     input_data: Any,
