@@ -13,17 +13,9 @@ from hypothesis import strategies as st
 from torch.sparse import _semi_structured_conversions as oracle
 
 from openwork.errors import ConversionError
+from openwork.sparsity.nibbles import pack_nibbles, unpack_nibbles
 from openwork.sparsity.nvidia import cutlass_metadata, from_cutlass_metadata, from_nvidia, to_nvidia
-from openwork.sparsity.pack24 import (
-    Not24Error,
-    Packed24,
-    check24,
-    pack24,
-    pack_nibbles,
-    packed_shapes,
-    unpack24,
-    unpack_nibbles,
-)
+from openwork.sparsity.pack24 import Not24Error, Packed24, check24, pack24, packed_shapes, unpack24
 from weights24 import random_24
 
 # The table of the documentation: non-zero places -> (idx0, idx1) and which non-zero each slot holds.

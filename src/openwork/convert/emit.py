@@ -20,8 +20,9 @@ from openwork.convert.layer import Layer
 from openwork.errors import FileError
 from openwork.files import atomic_path
 from openwork.onnx.modelfile import ModelFile, tensor_bits, tensor_type_name
+from openwork.sparsity.nibbles import pack_nibbles
 from openwork.sparsity.nvidia import to_nvidia
-from openwork.sparsity.pack24 import Array, pack24, pack_nibbles, packed_shapes
+from openwork.sparsity.pack24 import Array, pack24, packed_shapes
 
 __all__ = ["CONTAINERS", "write_layers"]
 

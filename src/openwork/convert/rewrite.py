@@ -16,7 +16,8 @@ from openwork.onnx.functions import DOMAIN, DOMAIN_VERSION, Layout, Library, Ste
 from openwork.onnx.modelfile import ModelFile, Payload
 from openwork.onnx.scopes import Scope
 from openwork.onnx.weights import Source
-from openwork.sparsity.pack24 import Packed24, pack24, pack_nibbles, packed_shapes
+from openwork.sparsity.nibbles import pack_nibbles
+from openwork.sparsity.pack24 import Packed24, pack24, packed_shapes
 
 __all__ = ["PackedParts", "compress"]
 

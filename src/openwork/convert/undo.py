@@ -22,7 +22,8 @@ from openwork.onnx.functions import COMPRESSED, DOMAIN
 from openwork.onnx.modelfile import ModelFile, Payload
 from openwork.onnx.scopes import Scope, read_scopes
 from openwork.onnx.weights import constant_tensor
-from openwork.sparsity.pack24 import Array, pack_nibbles, unpack24
+from openwork.sparsity.nibbles import pack_nibbles
+from openwork.sparsity.pack24 import Array, unpack24
 
 __all__ = ["KEY", "Undo", "copy_of", "is_compressed", "restore"]
 

@@ -25,7 +25,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 from openwork.errors import ConversionError, FileError
 from openwork.files import atomic_path
 from openwork.onnx.wire import LiftedField, Placed, assemble, packed_bytes, split
-from openwork.sparsity.pack24 import unpack_nibbles
+from openwork.sparsity.nibbles import unpack_nibbles
 
 __all__ = ["ModelFile", "Payload", "data_path", "iter_tensors", "tensor_bits", "tensor_type_name"]
 

@@ -19,8 +19,18 @@ import numpy.typing as npt
 
 from openwork.errors import ConversionError
 from openwork.sparsity._index import STYLES, TOO_MANY, nibble_positions, source_table, style_tables
-
-Array = npt.NDArray[Any]
+from openwork.sparsity._rows import (
+    NIBBLES,
+    Array,
+    Zero,
+    chunks,
+    codes_of,
+    copy_blocks,
+    negative_zeros_of,
+    non_zero,
+    rows_of,
+    zero_of,
+)
 
 __all__ = [
     "Not24Error",
@@ -28,20 +38,9 @@ __all__ = [
     "Pattern24",
     "check24",
     "pack24",
-    "pack_nibbles",
     "packed_shapes",
     "unpack24",
-    "unpack_nibbles",
 ]
-
-# Elements handled at once: temporary arrays stay inside the processor's cache.
-_CHUNK = 1 << 17
-# An axis with steps of so many bytes is read by way of a small block, and pieces are larger so that a block reads
-# whole cache lines.
-_FAR_STRIDE = 512
-_BLOCK = 128
-_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_NIBBLES = ("int4", "uint4")
 
 
 class Not24Error(ConversionError):
@@ -111,7 +110,7 @@ class Packed24:
     def nbytes(self) -> int:
         """Bytes of values, index and negative zeros; 4-bit types counted at two to a byte."""
         values = self.values.nbytes
-        if self.values.dtype.name in _NIBBLES:
+        if self.values.dtype.name in NIBBLES:
             values = (values + 1) // 2
         return values + self.index.nbytes + (0 if self.negative_zeros is None else self.negative_zeros.nbytes)
 
@@ -152,124 +151,13 @@ def packed_shapes(shape: tuple[int, ...], axis: int, blocks: int = 1) -> tuple[t
     return (*rest, padded // 2), (*rest, padded // 8)
 
 
-def _is_far(moved: Array) -> bool:
-    return moved.ndim > 1 and abs(moved.strides[-1]) >= _FAR_STRIDE
-
-
-def _chunks(moved: Array) -> Iterator[tuple[tuple[Any, ...], slice]]:
-    """Cut an array [*rest, row] into pieces of whole rows, small enough for the cache.
-
-    Yields (index into the array, slice of the rows that this piece is).
-    """
-    shape = moved.shape
-    lead = shape[:-1]
-    chunk = _CHUNK * (2 if moved.itemsize > 2 else 4) if _is_far(moved) else _CHUNK
-    if not lead:
-        yield (None, slice(None)), slice(0, 1)
-        return
-    axis = 0
-    while axis < len(lead) - 1 and math.prod(shape[axis + 1 :]) > chunk:
-        axis += 1
-    rows_below = math.prod(lead[axis + 1 :])
-    step = max(1, chunk // max(1, rows_below * shape[-1]))
-    row = 0
-    for outer in np.ndindex(*lead[:axis]):
-        for start in range(0, lead[axis], step):
-            count = min(step, lead[axis] - start) * rows_below
-            yield (*outer, slice(start, start + step)), slice(row, row + count)
-            row += count
-
-
-@dataclass(frozen=True)
-class _Zero:
-    """How to tell zeros in the unsigned view of a dtype."""
-
-    bits: Any  # dtype of the view
-    value: int  # bit pattern of zero
-    magnitude: int | None  # mask that clears the sign of floating-point numbers
-    mask: int | None  # bits that count, for 4-bit integers kept in bytes
-
-
-def _zero_of(dtype: np.dtype[Any], zero_point: int) -> _Zero:
-    if dtype.itemsize not in _UNSIGNED or dtype.kind in "bcmOSUM" or dtype.type is np.void:
-        raise ConversionError(
-            f"a weight of type {dtype} cannot be packed; allowed: integers and floats of 4 to 64 bits"
-        )
-    bits: Any = _UNSIGNED[dtype.itemsize]
-    width = 8 * dtype.itemsize
-    name = dtype.name
-    if dtype.kind in "iu" or name in _NIBBLES:
-        value = int(np.array(zero_point).astype(dtype).view(bits))
-        if name in _NIBBLES:
-            return _Zero(bits, value & 15, None, 15)
-        return _Zero(bits, value, None, None)
-    if zero_point:
-        raise ConversionError(f"zero-point {zero_point}: a weight of type {dtype} can only have zero-point 0")
-    # The "fnuz" 8-bit floats have no negative zero: that pattern is their NaN.
-    magnitude = None if name.endswith(("fnuz", "e8m0fnu")) else (1 << (width - 1)) - 1
-    return _Zero(bits, 0, magnitude, None)
-
-
-def _rows_of(moved: Array, where: tuple[Any, ...], padded: int, zero: _Zero) -> Array:
-    """One piece as contiguous unsigned [rows, padded]."""
-    piece = moved[where]
-    cin = piece.shape[-1]
-    if padded == cin and not _is_far(piece):
-        return np.ascontiguousarray(piece).view(zero.bits).reshape(-1, cin)
-    rows = np.empty((*piece.shape[:-1], padded), zero.bits)
-    rows[..., cin:] = zero.value
-    _copy(piece, rows[..., :cin].view(piece.dtype))
-    return rows.reshape(-1, padded)
-
-
-def _copy(source: Array, target: Array) -> None:
-    """Copy between arrays of which one has a far last axis: by blocks, or each element would miss the cache."""
-    if not (_is_far(source) or _is_far(target)):
-        target[...] = source
-        return
-    for start in range(0, source.shape[-1], _BLOCK):
-        part = slice(start, start + _BLOCK)
-        block = source[..., part]
-        if _is_far(source):
-            block = np.moveaxis(np.ascontiguousarray(np.moveaxis(block, -1, 0)), 0, -1)
-            target[..., part] = block
-        else:
-            np.moveaxis(target, -1, 0)[part] = np.ascontiguousarray(np.moveaxis(block, -1, 0))
-
-
-def _codes(rows: Array, zero: _Zero) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
-    """Non-zero patterns, one code per eight elements, and the non-zero flags themselves."""
-    if zero.magnitude is not None:
-        flags = (rows & rows.dtype.type(zero.magnitude)) != 0
-    elif zero.mask is not None:
-        flags = (rows & rows.dtype.type(zero.mask)) != zero.value
-    else:
-        flags = rows != zero.value
-    return _gather_bits(flags), flags
-
-
-def _gather_bits(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
-    """Eight flags to one number with flag e in bit e."""
-    # The product lines the eight 0/1 bytes up in the top byte; no two terms share a bit, so nothing carries.
-    wide = flags.reshape(-1).view(np.dtype("<u8"))
-    return ((wide * np.uint64(0x0102040810204080)) >> np.uint64(56)).astype(np.intp)
-
-
-def _negative_zeros(rows: Array, zero: _Zero) -> npt.NDArray[np.intp] | None:
-    """Bits of the elements that are -0.0, one number per eight elements; None when there is none."""
-    if zero.magnitude is None:
-        return None
-    flags = rows == rows.dtype.type(zero.magnitude + 1)
-    return _gather_bits(flags) if flags.any() else None
-
-
-def _checked(weight: Array, axis: int, blocks: int, zero_point: int) -> tuple[Array, int, int, _Zero]:
+def _checked(weight: Array, axis: int, blocks: int, zero_point: int) -> tuple[Array, int, int, Zero]:
     weight = np.asarray(weight)
     if weight.ndim == 0:
         raise ConversionError("a scalar cannot be packed; a weight needs at least one axis")
     axis = _positive_axis(axis, weight.ndim)
     moved = _moved(weight, axis, blocks)
-    return moved, axis, -(-moved.shape[-1] // 8) * 8, _zero_of(weight.dtype, zero_point)
+    return moved, axis, -(-moved.shape[-1] // 8) * 8, zero_of(weight.dtype, zero_point)
 
 
 _BAD_GROUPS = np.array([((code & 15).bit_count() > 2) + ((code >> 4).bit_count() > 2) for code in range(256)], np.int64)
@@ -290,9 +178,9 @@ def check24(weight: Array, axis: int, *, blocks: int = 1, zero_point: int = 0) -
     bad, non_zeros, hidden, first = 0, 0, False, None
     rows_total = math.prod(moved.shape[:-1])
     if moved.size:
-        for where, rows_at in _chunks(moved):
-            rows = _rows_of(moved, where, padded, zero)
-            codes, _ = _codes(rows, zero)
+        for where, rows_at in chunks(moved):
+            rows = rows_of(moved, where, padded, zero)
+            codes, _ = codes_of(rows, zero)
             counts = np.bincount(codes, minlength=256)
             non_zeros += int(counts @ _ONES)
             found = int(counts @ _BAD_GROUPS)
@@ -303,7 +191,7 @@ def check24(weight: Array, axis: int, *, blocks: int = 1, zero_point: int = 0) -
                 first = _position(moved.shape, rows_at.start + row, 8 * column + 4 * upper_half, axis, blocks)
             bad += found
             if not hidden:
-                negative = _negative_zeros(rows, zero)
+                negative = negative_zeros_of(rows, zero)
                 hidden = negative is not None and bool((negative & ~tables.covered[codes]).any())
     groups = rows_total * -(-moved.shape[-1] // 4)
     return Pattern24(groups, bad, first, moved.size - non_zeros, moved.size, hidden)
@@ -351,9 +239,9 @@ def pack24(weight: Array, axis: int = 1, *, style: str = "canonical", blocks: in
     index = np.empty((math.prod(lead), padded // 8), np.uint8)
     negative_zeros: npt.NDArray[np.uint8] | None = None
     if moved.size:
-        for where, rows_at in _chunks(moved):
-            rows = _rows_of(moved, where, padded, zero)
-            codes, _ = _codes(rows, zero)
+        for where, rows_at in chunks(moved):
+            rows = rows_of(moved, where, padded, zero)
+            codes, _ = codes_of(rows, zero)
             packed_index = tables.index[codes]
             if (packed_index == TOO_MANY).any():
                 raise _not24(weight, axis, blocks, zero_point)
@@ -361,7 +249,7 @@ def pack24(weight: Array, axis: int = 1, *, style: str = "canonical", blocks: in
             kept = np.flatnonzero(tables.keep[codes].view(np.bool_))
             target = values[rows_at].reshape(-1)
             np.take(rows.reshape(-1), kept, out=target, mode="clip")
-            negative = _negative_zeros(rows, zero)
+            negative = negative_zeros_of(rows, zero)
             if negative is None:
                 continue
             if style in ("atc", "ascendc"):
@@ -446,7 +334,7 @@ def _unpack(packed: Packed24) -> Array:
             f"values of shape {list(values.shape)}, index of shape {list(index.shape)} and {cin} input channels "
             "do not fit: each row of n index bytes needs 4 n values and 8 n - 7 to 8 n channels"
         )
-    zero = _zero_of(values.dtype, packed.zero_point)
+    zero = zero_of(values.dtype, packed.zero_point)
     dense = np.empty(packed.shape, values.dtype)
     if not dense.size:
         return dense
@@ -464,13 +352,13 @@ def _unpack(packed: Packed24) -> Array:
                 f"{list(index.shape)}"
             )
         signs = np.ascontiguousarray(signs).reshape(bytes_.shape)
-    for where, rows_at in _chunks(moved):
+    for where, rows_at in chunks(moved):
         rows = _decode(slots[rows_at].reshape(-1), bytes_[rows_at].reshape(-1), zero, packed)
         if signs is not None and zero.magnitude is not None:
             flags = np.unpackbits(signs[rows_at].reshape(-1), bitorder="little").astype(bool)
             rows[flags] = zero.magnitude + 1
         piece = rows.view(values.dtype).reshape(-1, padded)[:, :cin]
-        _copy(piece.reshape(moved[where].shape), moved[where])
+        copy_blocks(piece.reshape(moved[where].shape), moved[where])
     return dense
 
 
@@ -489,7 +377,7 @@ np.put_along_axis(_COVERED, _POSITIONS, 1, axis=1)
 _COVERED_WIDE = _COVERED.view(np.uint64).reshape(256)
 
 
-def _decode(slots: Array, index: npt.NDArray[np.uint8], zero: _Zero, packed: Packed24) -> Array:
+def _decode(slots: Array, index: npt.NDArray[np.uint8], zero: Zero, packed: Packed24) -> Array:
     """Dense elements, unsigned view, of contiguous slots and index bytes."""
     codes = index.astype(np.intp)
     if _CORRUPT[codes].any():
@@ -502,13 +390,13 @@ def _decode(slots: Array, index: npt.NDArray[np.uint8], zero: _Zero, packed: Pac
     positions = _POSITIONS[codes] + 8 * np.arange(len(index))[:, None]
     first, second = positions[:, ::2].reshape(-1), positions[:, 1::2].reshape(-1)
     slot0, slot1 = slots[::2], slots[1::2]
-    is_zero1 = ~_non_zero(slot1, zero)
+    is_zero1 = ~non_zero(slot1, zero)
     same = first == second
     dense[second] = slot1
     # Where both slots meet, the one that holds a value wins: adding a zero would change a NaN's bits.
     write = ~same | is_zero1
     dense[first[write]] = slot0[write]
-    both = same & ~is_zero1 & _non_zero(slot0, zero)
+    both = same & ~is_zero1 & non_zero(slot0, zero)
     if both.any():
         with np.errstate(all="ignore"):
             total = slot0[both].view(packed.values.dtype) + slot1[both].view(packed.values.dtype)
@@ -516,36 +404,3 @@ def _decode(slots: Array, index: npt.NDArray[np.uint8], zero: _Zero, packed: Pac
                 total = total - np.array(packed.zero_point).astype(total.dtype)
         dense[first[both]] = total.astype(packed.values.dtype).view(zero.bits)
     return dense
-
-
-def _non_zero(slots: Array, zero: _Zero) -> npt.NDArray[np.bool_]:
-    if zero.magnitude is not None:
-        return (slots & slots.dtype.type(zero.magnitude)) != 0
-    if zero.mask is not None:
-        return (slots & slots.dtype.type(zero.mask)) != zero.value
-    return slots != zero.value
-
-
-def pack_nibbles(numbers: Array) -> npt.NDArray[np.uint8]:
-    """Two 4-bit numbers to a byte, the first in the low half, an odd count padded with 0; C order.
-
-    Args:
-        numbers: any integer dtype, or int4 / uint4 of ml_dtypes; the low four bits count.
-    """
-    flat = np.ascontiguousarray(numbers).reshape(-1)
-    data = np.zeros((len(flat) + 1) // 2 * 2, np.uint8)
-    data[: len(flat)] = flat.view(np.uint8) if flat.dtype.itemsize == 1 else flat.astype(np.uint8)
-    data &= 15
-    data[::2] |= data[1::2] << 4
-    return data[::2].copy()
-
-
-def unpack_nibbles(data: Array, count: int, *, signed: bool) -> Array:
-    """`count` 4-bit numbers from bytes that hold two each, as int8 (signed) or uint8."""
-    data = np.frombuffer(data, np.uint8) if not isinstance(data, np.ndarray) else data.view(np.uint8)
-    numbers = np.empty(2 * len(data), np.uint8)
-    numbers[::2], numbers[1::2] = data & 15, data >> 4
-    numbers = numbers[:count]
-    if signed:
-        return ((numbers ^ 8).astype(np.int8) - 8).astype(np.int8)
-    return numbers
