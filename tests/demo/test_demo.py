@@ -32,7 +32,7 @@ FILES = {
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     folder = tmp_path_factory.mktemp("demo")
     arguments = [sys.executable, "-m", "openwork", "demo", "--epochs", "1", "--rounds", "4"]
-    done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=900, check=False)
     return folder, done
 
 
