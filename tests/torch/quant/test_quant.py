@@ -310,3 +310,46 @@ def test_calibration_counts_the_batches_asked_for():
         model(_x(step) * (step + 1))
     top = max(float((_x(step) * (step + 1)).max()) for step in range(3))
     assert float(model.a.input_quant.clip_max) == pytest.approx(top)
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(16, 32)
+        self.down = nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(functional.gelu(self.up(x)))
+
+
+CHAIN = nn.Sequential(
+    nn.Conv2d(3, 16, 3, padding=1),
+    nn.BatchNorm2d(16),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    nn.Conv2d(16, 16, 3),
+    nn.ReLU(),
+    nn.Flatten(),
+    nn.Linear(64, 4),
+)
+
+
+@pytest.mark.parametrize(("net", "shape"), [(CHAIN, (2, 3, 8, 8)), (Tokens(), (2, 5, 16))], ids=["chain", "tokens"])
+def test_every_layer_of_a_chain_runs_in_integers(net, shape, tmp_path):
+    x = torch.randn(shape)
+    names = list(quantizable_layers(net))
+    model = apply_quant(net, dict.fromkeys(names, QuantSetting(weight=WeightQuantSetting(channel_wise=True))))
+    model(x)
+    model.eval()
+    export_quantized(model, integers_of(model, (x,)), [tmp_path / "d.onnx", tmp_path / "f.onnx"], (x,), opset=17)
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.log_severity_level = 3
+    onnxruntime.InferenceSession(tmp_path / "d.onnx", options, providers=["CPUExecutionProvider"])
+    kinds = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    integer = [kind for kind in kinds if kind in ("QLinearConv", "QGemm", "MatMulIntegerToFloat", "QLinearMatMul")]
+    assert len(integer) == len(names)
+    assert not {"Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul"} & set(kinds)
+    with torch.no_grad():
+        expected = model(x).numpy()
+    assert np.abs(_run(tmp_path / "d.onnx", x) - expected).max() <= 0.05 * (expected.max() - expected.min())

@@ -126,6 +126,18 @@ class _Graph:
             axis = order.index(axis)
         return integers, axis
 
+    def bias_of(self, layer: _Layer) -> tuple[Any, int]:
+        """The node and place that hold a layer's bias: its own third input, or the Add after a MatMul."""
+        if len(layer.node.input) > 2 and layer.node.input[2]:
+            return layer.node, 2
+        readers = self.readers.get(layer.node.output[0], [])
+        if layer.node.op_type == "MatMul" and len(readers) == 1 and readers[0].op_type == "Add":
+            for place, name in enumerate(readers[0].input):
+                value = self.value(name)
+                if value is not None and value.ndim == 1:
+                    return readers[0], place
+        return None, 0
+
     def clean(self) -> None:
         """Drop nodes and initializers that nothing reads any more."""
         while True:
@@ -149,7 +161,8 @@ def to_integer_weights(model: Any) -> Any:
     """The deploy file for ONNX runtimes, as a new model."""
     model = _copy(model)
     graph = _Graph(model)
-    for number, layer in enumerate(list(graph.layers())):
+    layers = list(graph.layers())
+    for number, layer in enumerate(layers):
         integers, scale, axis = graph.integers(layer)
         integers, axis = graph.turned(layer, integers, axis)
         lead = f"quantized_{number}"
@@ -160,7 +173,8 @@ def to_integer_weights(model: Any) -> Any:
         ]
         added = [graph.helper.make_node("DequantizeLinear", names, [f"{lead}.weight_value"], axis=axis)]
         layer.node.input[1] = f"{lead}.weight_value"
-        bias = graph.value(layer.node.input[2]) if len(layer.node.input) > 2 else None
+        holder, place = graph.bias_of(layer)
+        bias = graph.value(holder.input[place]) if holder is not None else None
         if bias is not None:
             data_scale, _ = graph.data_factors(layer)
             step = (scale.astype(np.float64) * data_scale).astype(np.float32)
@@ -171,10 +185,50 @@ def to_integer_weights(model: Any) -> Any:
                 graph.put(f"{lead}.bias_offset", np.zeros(step.shape, dtype=np.int32)),
             ]
             added.append(graph.helper.make_node("DequantizeLinear", names, [f"{lead}.bias_value"], axis=0))
-            layer.node.input[2] = f"{lead}.bias_value"
+            holder.input[place] = f"{lead}.bias_value"
         graph.before(layer.node, *added)
+    for number, layer in enumerate(layers):
+        _quantize_earlier(graph, layer, f"quantized_{number}")
     graph.clean()
     return model
+
+
+# Operators that only move or select values: quantising before them gives the same as quantising after.
+_MOVERS = ("Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "MaxPool", "Identity")
+
+
+def _quantize_earlier(graph: _Graph, layer: _Layer, lead: str) -> None:
+    """Quantise also in front of operators that only move values, where the result of a layer comes in.
+
+    A runtime makes an integer kernel of a layer only if its result, or that of an activation after it, is
+    quantised at once.
+    """
+    first = graph.producers.get(layer.data_quantize.input[0])
+    mover = None
+    while (
+        first is not None
+        and first.op_type in _MOVERS
+        and len(first.output) == 1
+        and len(graph.readers[first.output[0]]) == 1
+        and first.output[0] not in graph.outputs
+    ):
+        mover, first = first, graph.producers.get(first.input[0])
+    if mover is None or first is None or len(graph.readers[mover.input[0]]) != 1:
+        return
+    # The constants may stand further down in the file than this place.
+    values = [graph.value(name) for name in layer.data_quantize.input[1:]]
+    factors = [
+        graph.put(f"{lead}.early_{kind}", value)
+        for kind, value in zip(("scale", "offset"), values)
+        if value is not None
+    ]
+    names = [f"{lead}.early", f"{lead}.early_value"]
+    quantize = graph.helper.make_node("QuantizeLinear", [mover.input[0], *factors], names[:1])
+    dequantize = graph.helper.make_node("DequantizeLinear", [names[0], *factors], names[1:])
+    place = list(graph.graph.node).index(first)
+    for step, node in enumerate((quantize, dequantize), 1):
+        graph.graph.node.insert(place + step, node)
+    mover.input[0] = names[1]
 
 
 def to_fake_quant(model: Any) -> Any:
