@@ -79,8 +79,13 @@ def set_attribute(node: Any, name: str, value: Any) -> None:
 
 
 def shown_member(group: PruneGroup) -> Member:
-    """The member that stands for a group in tables and files: the first producer, else the first member."""
-    return (group.producers or group.members)[0]
+    """The member that stands for a group in tables and files.
+
+    The first producer along axis 0, as of a convolution or linear layer, rather than an embedding that feeds the
+    same stream; else the first producer, else the first member.
+    """
+    layers = [member for member in group.producers if member.axis == 0]
+    return (layers or group.producers or group.members)[0]
 
 
 def make_record(group: PruneGroup, types: Mapping[str, str] | None = None) -> Any:

@@ -261,6 +261,30 @@ def test_two_inputs_and_a_loader(tmp_path):
     assert pruned.left.out_features == pruned.right.out_features == 8
 
 
+def test_embedding_that_feeds_a_stream(tmp_path):
+    """Every producer is in graph_info; a layer, not the embedding, stands for the group."""
+
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(20, 32)
+            self.inner, self.outer, self.head = nn.Linear(32, 64), nn.Linear(64, 32), nn.Linear(32, 4)
+
+        def forward(self, ids):
+            x = self.words(ids)
+            return self.head((x + self.outer(torch.relu(self.inner(x)))).mean(1))
+
+    torch.manual_seed(0)
+    net, ids, labels = Words(), torch.randint(0, 20, (6, 5)), torch.randint(0, 4, (6,))
+    search = Chosen()
+    data = [ids, labels]
+    amct.auto_channel_prune_search(net, write_config(tmp_path, 3.0), data, tmp_path / "out.cfg", search_alg=search)
+    assert search.info["words"] == {"cin": 0, "cout": 32, "ori_cout": 32, "bitops": 0.0}
+    assert search.masks["words"] == search.masks["outer"]
+    pruned = amct.create_prune_retrain_model(net, ids, tmp_path / "out.cfg", tmp_path / "record.txt")
+    assert pruned.words.embedding_dim == pruned.outer.out_features == sum(search.masks["outer"]) < 32
+
+
 def test_model_and_statistics_stay(tmp_path):
     net, images, labels = small_net()
     net.train()

@@ -41,12 +41,20 @@ def layer_widths(module: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-def graph_info(model: nn.Module, terms: Iterable[CostTerm], units: Sequence[int]) -> GraphInfo:
-    """``{layer: {"cin", "cout", "ori_cout", "bitops"}}`` of every convolution and linear layer that runs."""
-    costs = BitOps(terms).by_layer(units)
+def graph_info(model: nn.Module, terms: Iterable[CostTerm], groups: Sequence[PruneGroup]) -> GraphInfo:
+    """``{layer: {"cin", "cout", "ori_cout", "bitops"}}`` of every convolution and linear layer that runs.
+
+    Whatever else makes channels (an embedding) is listed too, with no input channels and no cost, so that every
+    producer of every record is found.
+    """
+    costs = BitOps(terms).by_layer([group.units for group in groups])
     info: GraphInfo = {}
     for name, module in model.named_modules():
         widths = layer_widths(module)
         if widths is not None and costs.get(name):
             info[name] = {"cin": widths[0], "cout": widths[1], "ori_cout": widths[1], "bitops": costs[name]}
+    for group in groups:
+        for member in group.producers:
+            made = {"cin": 0, "cout": member.size, "ori_cout": member.size, "bitops": 0.0}
+            info.setdefault(member.module, made)
     return info

@@ -217,7 +217,7 @@ def _search(
             cost = from_terms(settings.cost.value.lower(), terms)
     types = {name: _OPERATORS[type(m).__name__] for name, m in model.named_modules() if type(m).__name__ in _OPERATORS}
     records = [make_record(group, types) for group in space.searched]
-    info = graph_info(model, terms, units)
+    info = graph_info(model, terms, groups)
     graph = SearchGraph(model, groups)
     start = [count - len(space.fixed.get(index, ())) for index, count in enumerate(units)]
     _set_gains(records, space.searched, cost, start)

@@ -71,10 +71,9 @@ class SensitivitySuite:
         first = data[0] if isinstance(data[0], torch.Tensor) else data[0][0]
         analysis = analyze(net, first)
         records = [make_record(group) for group in analysis.groups]
-        units = [group.units for group in analysis.groups]
         sensitivity = self.make()
         graph = SearchGraph(net, analysis.groups)
-        _setup(sensitivity, (graph, graph_info(net, analysis.costs, units)), data, count)
+        _setup(sensitivity, (graph, graph_info(net, analysis.costs, analysis.groups)), data, count)
         sensitivity.get_sensitivity(records)
         result = {}
         for record in records:
