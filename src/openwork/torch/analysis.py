@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from openwork.errors import ModelError
@@ -20,7 +21,7 @@ from openwork.torch.costs import cost_terms
 from openwork.torch.layers import certain_repairs, cut_shapes
 from openwork.torch.prediction import Prediction
 from openwork.torch.repair import Memory, Unrepairable, repair
-from openwork.torch.structure import Inputs, bind_inputs, unwrap
+from openwork.torch.structure import Inputs, all_modules, bind_inputs, unwrap
 from openwork.torch.surgery import cut_tensor, set_attribute
 from openwork.torch.trace import Trace, on_shapes, trace
 
@@ -112,6 +113,7 @@ class Analysis:
         repairs = certain_repairs(self.model, cut_shapes(self.model, by_parameter))
         dead = self.settled.dead_labels(dict(removed))
         prediction = Prediction(self.trace, dead)
+        repairs += self._bare_norms(prediction)
         if prediction.at_risk():
             with on_shapes(
                 self.model,
@@ -128,6 +130,27 @@ class Analysis:
                     self._learn(failure, dead)
                     return None
         return cuts, tuple(_merged(repairs))
+
+    def _bare_norms(self, prediction: Prediction) -> list[Repair]:
+        """Norms without parameters state a number of channels that only the trace knows."""
+        bare = {
+            path: module
+            for path, module in all_modules(self.model).items()
+            if isinstance(module, nn.modules.batchnorm._NormBase)
+            and module.weight is None
+            and module.running_mean is None
+        }
+        repairs = []
+        for place, record in enumerate(self.trace.records) if bare else ():
+            module = bare.get(record.module)
+            if module is None or not record.inputs:
+                continue
+            was, now = record.inputs[0].shape, prediction.of(place)[0][0]
+            axis = next((axis for axis in range(len(was)) if was[axis] != now[axis]), None)
+            if axis is not None and was[axis] == module.num_features:
+                repairs.append(Repair(record.module, "num_features", was[axis], now[axis]))
+                del bare[record.module]
+        return repairs
 
     def _learn(self, failure: Unrepairable, dead: np.ndarray) -> None:
         """Tie or freeze what the model's code does not allow, and settle again."""
@@ -187,6 +210,7 @@ def _merged(repairs: list[Repair]) -> list[Repair]:
     return list(merged.values())
 
 
+@torch.inference_mode(False)
 def analyze(model: nn.Module, inputs: Any) -> Analysis:
     """Find what depends on what in a model, without its weights.
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from openwork.graph.plan import Cut, Repair
+from openwork.torch.structure import all_modules, all_tensors
 
 __all__ = ["certain_repairs", "cut_shapes", "states_sizes"]
 
@@ -45,7 +46,7 @@ def certain_repairs(model: nn.Module, shapes: Mapping[int, tuple[int, ...]]) -> 
         if old != new:
             repairs.append(Repair(path, attribute, _plain(old), _plain(new)))
 
-    for path, module in model.named_modules():
+    for path, module in all_modules(model).items():
         tensors = {
             name: tensor
             for name, tensor in (*module._parameters.items(), *module._buffers.items())
@@ -96,7 +97,7 @@ def cut_shapes(model: nn.Module, cuts: Mapping[str, Sequence[Cut]]) -> dict[int,
         cuts: cuts by parameter name.
     """
     shapes = {}
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+    for name, tensor in all_tensors(model).items():
         if name in cuts:
             shape = list(tensor.shape)
             for cut in cuts[name]:

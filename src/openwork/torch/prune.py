@@ -17,7 +17,7 @@ from openwork.graph.groups import IntArray, PruneGroup
 from openwork.graph.plan import Plan
 from openwork.graph.select import balanced, lowest, removable
 from openwork.torch.analysis import Analysis, _analyze
-from openwork.torch.structure import unwrap
+from openwork.torch.structure import all_tensors, unwrap
 from openwork.torch.surgery import apply_plan
 
 __all__ = ["PrunePlan", "prune", "weights_of"]
@@ -26,6 +26,7 @@ __all__ = ["PrunePlan", "prune", "weights_of"]
 class PrunePlan(Plan):
     """A plan for a torch model. It is data: it applies to a fresh model without analysis."""
 
+    @torch.inference_mode(False)
     def apply(self, model: nn.Module) -> nn.Module:
         """A pruned copy of `model`, which is not touched.
 
@@ -48,7 +49,7 @@ class PrunePlan(Plan):
 
 def weights_of(model: nn.Module) -> Callable[[str], np.ndarray]:
     """Parameters and buffers of a model as arrays (half types as float32), by qualified name, cached."""
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    tensors = all_tensors(model, duplicates=True)
     cache: dict[str, np.ndarray] = {}
 
     def weights(name: str) -> np.ndarray:
@@ -64,6 +65,7 @@ def weights_of(model: nn.Module) -> Callable[[str], np.ndarray]:
     return weights
 
 
+@torch.inference_mode(False)
 def prune(
     model: nn.Module,
     inputs: Any,

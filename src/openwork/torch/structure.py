@@ -12,9 +12,55 @@ from typing import Any
 import torch
 from torch import nn
 
-from openwork.errors import UnsupportedModelError
+from openwork.errors import ConfigError, UnsupportedModelError
 
-__all__ = ["Inputs", "bind_inputs", "copy_structure", "one_line", "shape_only", "unwrap"]
+__all__ = [
+    "Inputs",
+    "all_modules",
+    "all_tensors",
+    "bind_inputs",
+    "copy_structure",
+    "one_line",
+    "shape_only",
+    "unwrap",
+]
+
+
+def all_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules by path, each once; what ``named_modules`` gives, in one walk without nested generators."""
+    found: dict[str, nn.Module] = {}
+    seen: set[int] = set()
+
+    def walk(path: str, module: nn.Module) -> None:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        found[path] = module
+        for name, child in module._modules.items():
+            if child is not None:
+                walk(f"{path}.{name}" if path else name, child)
+
+    walk("", model)
+    return found
+
+
+def all_tensors(model: nn.Module, duplicates: bool = False) -> dict[str, torch.Tensor]:
+    """Parameters, then buffers, by qualified name; tied ones once, under their first name, unless `duplicates`.
+
+    With `duplicates`, modules that are used under several paths are listed under each of them.
+    """
+    if duplicates:
+        return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    found: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    modules = all_modules(model)
+    for table in ("_parameters", "_buffers"):
+        for path, module in modules.items():
+            for name, tensor in getattr(module, table).items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    found[f"{path}.{name}" if path else name] = tensor
+    return found
 
 
 @dataclass(frozen=True)
@@ -39,6 +85,12 @@ def _map_tensors(value: Any, convert: Callable[[torch.Tensor], torch.Tensor]) ->
     return value
 
 
+def _not_empty(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.numel():
+        raise ConfigError(f"an input of shape {list(tensor.shape)} has no elements; lengths of at least 1 are needed")
+    return tensor
+
+
 def bind_inputs(inputs: Any) -> Inputs:
     """A tensor is the only argument, a tuple or list holds the positional ones, a mapping the keyword ones.
 
@@ -48,11 +100,16 @@ def bind_inputs(inputs: Any) -> Inputs:
     if isinstance(inputs, Inputs):
         return inputs
     if isinstance(inputs, torch.Tensor):
-        return Inputs((inputs,), {})
-    if isinstance(inputs, Mapping):
-        return Inputs((), dict(inputs))
-    if isinstance(inputs, (tuple, list)):
-        return Inputs(tuple(inputs), {})
+        bound = Inputs((inputs,), {})
+    elif isinstance(inputs, Mapping):
+        bound = Inputs((), dict(inputs))
+    elif isinstance(inputs, (tuple, list)):
+        bound = Inputs(tuple(inputs), {})
+    else:
+        bound = None
+    if bound is not None:
+        bound.to(_not_empty)
+        return bound
     raise TypeError(
         f"inputs is a {type(inputs).__name__}; allowed: a tensor, a tuple of arguments, a dict of keyword arguments"
     )
@@ -73,13 +130,15 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = model._orig_mod  # type: ignore[assignment]
         else:
             break
-    for name, module in model.named_modules():
+    for name, module in all_modules(model).items():
         if isinstance(module, torch.jit.ScriptModule):
             raise UnsupportedModelError(
                 f"model{'.' + name if name else ''} is a {type(module).__name__} (TorchScript); its code cannot be "
                 "changed, give the Python module it was made from"
             )
-        if any(nn.parameter.is_lazy(tensor) for tensor in (*module._parameters.values(), *module._buffers.values())):
+        if any(
+            nn.parameter.is_lazy(t) for t in (*module._parameters.values(), *module._buffers.values()) if t is not None
+        ):
             raise UnsupportedModelError(
                 f"model{'.' + name if name else ''} is a {type(module).__name__} without weights yet; run the model "
                 "once"
@@ -102,7 +161,7 @@ def copy_structure(model: nn.Module, convert: Callable[[str, torch.Tensor], torc
     """
     memo: dict[int, Any] = {}
     keep = []
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+    for name, tensor in all_tensors(model).items():
         new = convert(name, tensor)
         if isinstance(tensor, nn.Parameter) and not isinstance(new, nn.Parameter):
             new = nn.Parameter(new, requires_grad=tensor.requires_grad and new.is_floating_point())

@@ -12,7 +12,7 @@ from torch import nn
 
 from openwork.errors import RecordError, nearest
 from openwork.graph.plan import Cut, Plan, Repair
-from openwork.torch.structure import copy_structure
+from openwork.torch.structure import all_tensors, copy_structure
 
 __all__ = ["apply_plan", "cut_tensor", "set_attribute"]
 
@@ -59,7 +59,7 @@ def _channels_last(tensor: torch.Tensor) -> bool:
 
 
 def _check(model: nn.Module, cuts: dict[str, list[Cut]]) -> None:
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    tensors = all_tensors(model, duplicates=True)
     for name, parts in cuts.items():
         if name not in tensors:
             raise RecordError(
@@ -105,10 +105,7 @@ def _first_names(model: nn.Module) -> dict[str, list[str]]:
     """Canonical name of each parameter or buffer -> all its names."""
     canonical: dict[int, str] = {}
     names: dict[str, list[str]] = {}
-    for name, tensor in [
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    ]:
+    for name, tensor in all_tensors(model, duplicates=True).items():
         first = canonical.setdefault(id(tensor), name)
         names.setdefault(first, []).append(name)
     return names

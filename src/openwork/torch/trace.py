@@ -21,7 +21,7 @@ from openwork.graph.labels import LabelMap, LabelStore
 from openwork.graph.operators import pointwise
 from openwork.torch.layers import states_sizes
 from openwork.torch.rules import Context, Cost, Rule, find_rule
-from openwork.torch.structure import Inputs, copy_structure, one_line, shape_only
+from openwork.torch.structure import Inputs, all_modules, all_tensors, copy_structure, one_line, shape_only
 from openwork.torch.watch import Call, Watcher, tensors_in
 
 __all__ = ["ModuleStack", "Record", "Slot", "Trace", "on_shapes", "trace"]
@@ -88,7 +88,7 @@ class ModuleStack:
         self.paths: list[str] = []
         self.deepest: tuple[str, ...] = ()
         self._handles: list[Any] = []
-        for name, module in model.named_modules():
+        for name, module in all_modules(model).items():
             opaque = isinstance(module, (nn.RNNBase, nn.RNNCellBase))
             self._handles.append(
                 module.register_forward_pre_hook(self._enter(name, opaque, watcher), prepend=True, with_kwargs=True)
@@ -154,8 +154,8 @@ class Tracer(Watcher):
         self.sizes_read = False
         self.parameters: dict[str, LabelMap] = {}
         self.modules: ModuleStack | None = None
-        self._names = {id(t): name for name, t in [*model.named_parameters(), *model.named_buffers()]}
-        self._certain = {name for name, module in model.named_modules() if states_sizes(module)}
+        self._names = {id(tensor): name for name, tensor in all_tensors(model).items()}
+        self._certain = {name for name, module in all_modules(model).items() if states_sizes(module)}
         self._maps: dict[int, tuple[LabelMap, int]] = {}
         self._refs: dict[int, Any] = {}
 

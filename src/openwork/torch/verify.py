@@ -183,6 +183,7 @@ def _call(call: Call, arguments: dict[str, Any]) -> Any:
     return call.function(*args, **rest)
 
 
+@torch.inference_mode(False)
 def verify(model: nn.Module, pruned: nn.Module, plan: Plan, inputs: Any) -> float:
     """Masked equivalence of a pruned model.
 
