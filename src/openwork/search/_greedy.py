@@ -12,6 +12,9 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from openwork.search._problem import SearchProblem, Solution
 from openwork.search.cost import CostState
 
@@ -33,10 +36,12 @@ class Walk:
     places: list[int]
     trace: list[tuple[float, float]] = field(default_factory=list)
     loss: float = 0.0
-    losses: list[list[float]] = field(default_factory=list)
+    losses: list[list[float]] = field(init=False)
+    widths: list[npt.NDArray[np.int64]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.losses = [group.losses.tolist() for group in self.problem.groups]
+        self.widths = [np.array(group.widths, dtype=np.int64) for group in self.problem.groups]
 
     @classmethod
     def at_start(cls, problem: SearchProblem) -> Walk:
@@ -175,11 +180,12 @@ def _next_step(walk: Walk, number: int, stride: int) -> tuple[float, int] | None
 
 def _best_jump(walk: Walk, number: int, stride: int) -> tuple[float, int] | None:
     """As `_next_step`, over all smaller widths: on a staircase the best jump ends just below an edge."""
-    best: tuple[float, int] | None = None
-    for place in range(walk.places[number] + 1, len(walk.problem.groups[number].widths)):
-        gain = walk.gain(number, place)
-        if gain > 0:
-            density = walk.loss_of(number, place) / gain
-            if best is None or density < best[0]:
-                best = (density, place)
-    return best
+    place = walk.places[number]
+    group = walk.problem.groups[number]
+    gains = walk.state.gains(group.index, walk.widths[number][place + 1 :])
+    if not (gains > 0).any():
+        return None
+    losses = group.losses[place + 1 :] - group.losses[place]
+    density = np.where(gains > 0, losses / np.where(gains > 0, gains, 1.0), np.inf)
+    best = int(density.argmin())
+    return float(density[best]), place + 1 + best

@@ -106,6 +106,7 @@ def test_latency_state():
     model = LatencyCost(layers, fixed=5.0)
     state = model.state([32, 20])
     assert state.total == 5 + 2 + 2 * 3
+    assert state.gains(0, np.array([32, 17, 16, 1])).tolist() == [0, 0, 4, 4]
     assert state.gain(0, 17) == 0
     assert state.gain(0, 16) == 1 + 3
     state.apply(0, 16)
@@ -122,3 +123,17 @@ def test_search_on_a_staircase_stops_at_the_edges():
     solution = solve_greedy(SearchProblem(groups, LatencyCost(layers), (64, 64, 64), 1.5))
     assert solution.cost == 8
     assert all(width % 16 == 0 for width in solution.kept)
+
+
+def test_many_widths_at_once_agree_with_one_by_one():
+    points = grid(48)
+    times = np.random.default_rng(0).random((len(points), len(points)))
+    lookup = interpolator(points, points, times)
+    layers = [
+        LayerTable("a", AxisSize(3.0, ((1, 0.5),)), AxisSize(0.0, ((0, 1.0), (1, 1.0))), lookup),
+        LayerTable("b", AxisSize(0.0, ((0, 1.0),)), AxisSize(9.0), lookup),
+    ]
+    state = LatencyCost(layers).state([30, 18])
+    units = np.arange(1, 31)
+    assert state.gains(0, units) == pytest.approx([state.gain(0, int(count)) for count in units])
+    assert state.gains(1, units) == pytest.approx([state.gain(1, int(count)) for count in units])

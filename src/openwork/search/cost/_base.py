@@ -6,6 +6,9 @@ import abc
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
+
 __all__ = ["CostModel", "CostState"]
 
 
@@ -23,6 +26,10 @@ class CostState(abc.ABC):
     @abc.abstractmethod
     def gain(self, group: int, units: int) -> float:
         """By how much `total` would fall if `group` kept `units`; negative when it would rise."""
+
+    def gains(self, group: int, units: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """`gain` for each of several numbers of units."""
+        return np.array([self.gain(group, int(count)) for count in units], dtype=np.float64)
 
     @abc.abstractmethod
     def apply(self, group: int, units: int) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from openwork.graph.groups import AxisSize
 from openwork.search.cost._base import CostModel, CostState
 
-__all__ = ["LatencyCost", "LayerTable", "grid"]
+__all__ = ["LatencyCost", "LayerTable", "StairTable", "grid", "interpolator"]
 
 
 def grid(width: int, block: int = 16, most: int = 5) -> list[int]:
@@ -63,10 +63,39 @@ class LayerTable:
         lengths = (round(axis.length(kept)) for axis in (self.input, self.output))  # type: ignore[arg-type]
         return self.time(*lengths)
 
+    def values(self, kept: Sequence[int], group: int, units: np.ndarray) -> np.ndarray:
+        """Seconds when `group` keeps each of `units` and the others what `kept` says."""
+        lengths = []
+        for axis in (self.input, self.output):
+            slope = sum(coefficient for index, coefficient in axis.terms if index == group)
+            rest = axis.length(kept) - slope * kept[group]  # type: ignore[arg-type]
+            lengths.append(np.rint(rest + slope * units).astype(np.int64))
+        if isinstance(self.time, StairTable):
+            return self.time.many(*lengths)
+        pairs = np.broadcast(*lengths)
+        return np.array([self.time(int(i), int(o)) for i, o in pairs], dtype=np.float64)
 
-def interpolator(
-    inputs: Sequence[int], outputs: Sequence[int], times: np.ndarray, block: int = 16
-) -> Callable[[int, int], float]:
+
+@dataclass(frozen=True, eq=False)
+class StairTable:
+    """Seconds for every pair of widths.
+
+    Attributes:
+        seconds: float64 [input width, output width], from 0 up to the full widths.
+    """
+
+    seconds: np.ndarray
+
+    def __call__(self, input_width: int, output_width: int) -> float:
+        return float(self.many(input_width, output_width))
+
+    def many(self, inputs: Any, outputs: Any) -> np.ndarray:
+        """Seconds for arrays of widths, which broadcast; a width beyond the table is its last."""
+        rows, columns = self.seconds.shape
+        return np.asarray(self.seconds[np.minimum(inputs, rows - 1), np.minimum(outputs, columns - 1)])
+
+
+def interpolator(inputs: Sequence[int], outputs: Sequence[int], times: np.ndarray, block: int = 16) -> StairTable:
     """A staircase-aware lookup in a table of times [inputs, outputs] measured on `grid` widths.
 
     Times are first made non-decreasing along both axes (a wider layer is never faster; what remains is
@@ -78,11 +107,7 @@ def interpolator(
     left = np.stack(rows)
     right = np.stack(columns)
     table = np.maximum.accumulate(np.maximum.accumulate(left @ clean @ right.T, axis=0), axis=1)
-
-    def lookup(input_width: int, output_width: int) -> float:
-        return float(table[min(input_width, len(table) - 1), min(output_width, table.shape[1] - 1)])
-
-    return lookup
+    return StairTable(table)
 
 
 def _weights(width: int, points: Sequence[int], block: int) -> np.ndarray:
@@ -165,6 +190,13 @@ class _LatencyState(CostState):
         self.kept[group] = units
         after = sum(self._model.layers[number].value(self.kept) for number in numbers)
         self.kept[group] = before
+        return sum(self._times[number] for number in numbers) - after
+
+    def gains(self, group: int, units: np.ndarray) -> np.ndarray:
+        numbers = self._model.touching.get(group, ())
+        after = np.zeros(len(units))
+        for number in numbers:
+            after += self._model.layers[number].values(self.kept, group, units)
         return sum(self._times[number] for number in numbers) - after
 
     def apply(self, group: int, units: int) -> None:
