@@ -35,6 +35,16 @@ def exports(folder: Path, dynamo: bool) -> list[tuple[str, Path, str | None]]:
     import torchvision
     from transformers import BertConfig, BertModel
 
+    class Encoder(torch.nn.Module):
+        """BERT with token numbers as its only input."""
+
+        def __init__(self, network: torch.nn.Module) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.network(input_ids=tokens)[0]
+
     torch.manual_seed(0)
     image = torch.randn(1, 3, 224, 224)
     tokens = torch.ones(1, 32, dtype=torch.int64)
@@ -43,7 +53,7 @@ def exports(folder: Path, dynamo: bool) -> list[tuple[str, Path, str | None]]:
         ("resnet50", torchvision.models.resnet50(), image),
         ("mobilenet_v2", torchvision.models.mobilenet_v2(), image),
         ("vit_b_16", torchvision.models.vit_b_16(), image),
-        ("bert 4 layers", BertModel(config), tokens),
+        ("bert 4 layers", Encoder(BertModel(config)), tokens),
     ]
     files = []
     for name, network, example in networks:

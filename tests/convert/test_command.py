@@ -170,6 +170,8 @@ def broken(kind, path):
         built.opset_import[0].version = 6
     if kind == "short weight":
         built.graph.initializer[0].raw_data = bytes(8)
+    if kind == "many axes":
+        built.graph.initializer[0].dims.extend([1] * 60)
     if kind == "no graph":
         built.ClearField("graph")
     if kind == "no opset":
@@ -188,6 +190,7 @@ BROKEN = {
     "new opset": "opset 99 is not supported; allowed: 7 to ",
     "old opset": "opset 6 is not supported; allowed: 7 to ",
     "short weight": "tensor 'c' of shape [16, 8, 3, 3] and type float needs 4,608 bytes; its data has 8",
+    "many axes": "tensor 'c' has 64 axes; at most 32 are read",
     "no graph": "not an ONNX model: there is no graph in it",
     "no opset": "imports no version of the ONNX operators",
 }

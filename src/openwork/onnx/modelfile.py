@@ -31,6 +31,7 @@ __all__ = ["ModelFile", "Payload", "data_path", "iter_tensors", "tensor_bits", "
 
 _LIMIT = 2**31 - 2**20
 """Bytes above which a model must keep its data in a second file: protobuf reads at most 2 GiB."""
+_MOST_AXES = 32
 _ALIGN_FROM, _ALIGN = 1 << 20, 4096
 
 _BITS: dict[int, int] = {
@@ -478,6 +479,8 @@ def _refuse_broken_text(message: Any, where: str) -> None:
 
 def _element_count(tensor: TensorProto) -> int:
     count = 1
+    if len(tensor.dims) > _MOST_AXES:
+        raise ConversionError(f"tensor {tensor.name!r} has {len(tensor.dims)} axes; at most {_MOST_AXES} are read")
     for size in tensor.dims:
         if size < 0:
             raise ConversionError(f"tensor {tensor.name!r} has a negative size in its shape {list(tensor.dims)}")
