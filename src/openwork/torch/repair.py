@@ -8,7 +8,7 @@ in the next pass. What no attribute mends is a constant in the source: its label
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,24 @@ def _options(model: nn.Module, mismatch: Mismatch, pair: Pair) -> list[tuple[_Op
         tries += [(option,) for option in found]
         if len(found) > 1:
             tries.append(tuple(found))
+        if mismatch.check and found:
+            # A module that checks itself may need a count beside the length: 12 heads of 64 make 768.
+            tries += [(*found, option) for option in _counts(path, module, pair)]
     return tries
+
+
+def _counts(path: str, module: nn.Module, pair: Pair) -> list[_Option]:
+    """Attributes that are a divisor of the old length and shrink in proportion."""
+    return [
+        _Option(path, name, ())
+        for name, value in vars(module).items()
+        if type(value) is int
+        and 1 < value < pair.was
+        and pair.was % value == 0
+        and value * pair.expected % pair.was == 0
+        and name not in _NEVER
+        and any(word in name.lower() for word in _LIKELY)
+    ]
 
 
 Memory = dict[tuple[str, int], tuple[_Option, ...]]
@@ -90,7 +107,7 @@ class _Try:
     """The state of mending one stated length in one module."""
 
     options: list[tuple[_Option, ...]]
-    value: int
+    pair: Pair
     at: int = 0
 
 
@@ -103,18 +120,18 @@ class _Search:
 
     def apply(self) -> None:
         """Set the model's attributes to what the current tries say."""
-        wanted: dict[tuple[str, str], dict[tuple[int, ...], int]] = {}
+        wanted: dict[tuple[str, str], dict[tuple[int, ...], Pair]] = {}
         for attempt in self.tries.values():
             if attempt.at < len(attempt.options):
                 for option in attempt.options[attempt.at]:
-                    wanted.setdefault((option.module, option.attribute), {})[option.path] = attempt.value
+                    wanted.setdefault((option.module, option.attribute), {})[option.path] = attempt.pair
         for key in wanted:
             if key not in self.original:
                 self.original[key] = vars(self.model.get_submodule(key[0]))[key[1]]
         for key, old in self.original.items():
             value = old
-            for place, new in wanted.get(key, {}).items():
-                value = _replaced(value, place, new)
+            for place, pair in wanted.get(key, {}).items():
+                value = _replaced(value, place, pair)
             setattr(self.model.get_submodule(key[0]), key[1], value)
 
     def remember(self) -> None:
@@ -131,11 +148,11 @@ class _Search:
         return result
 
 
-def _replaced(value: Any, place: tuple[int, ...], new: int) -> Any:
+def _replaced(value: Any, place: tuple[int, ...], pair: Pair) -> Any:
     if not place:
-        return new
+        return pair.expected if value == pair.was else value * pair.expected // pair.was
     items = list(value)
-    items[place[0]] = _replaced(items[place[0]], place[1:], new)
+    items[place[0]] = _replaced(items[place[0]], place[1:], pair)
     return like(value, items)
 
 
@@ -168,16 +185,16 @@ def repair(model: nn.Module, inputs: Inputs, prediction: Prediction, memory: Mem
             # Judge what is left when only attributes that mended something are set.
             search.apply()
             search.remember()
-            raise _verdict(trace, replay(model, inputs, prediction) or mismatches, dead)
+            raise _verdict(model, trace, replay(model, inputs, prediction) or mismatches, dead)
         search.apply()
     else:
-        raise _verdict(trace, mismatches, dead)
+        raise _verdict(model, trace, mismatches, dead)
     if not search.tries:
         return []  # nothing had to be mended, so this pass was a real one
     search.remember()
     left = replay(model, inputs, prediction, guided=False)
     if left:
-        raise _verdict(trace, left[:1], dead)
+        raise _verdict(model, trace, left[:1], dead)
     return search.repairs()
 
 
@@ -198,7 +215,7 @@ def _advance(search: _Search, model: nn.Module, mismatches: list[Mismatch]) -> b
                 known = search.memory.get((module, pair.was))
                 if known is not None:
                     options = [known, *(option for option in options if option != known)]
-                attempt = _Try(options, pair.expected, -1)
+                attempt = _Try(options, pair, -1)
                 search.tries[key] = attempt
             if attempt.at < len(attempt.options):
                 attempt.at += 1
@@ -211,7 +228,7 @@ def _advance(search: _Search, model: nn.Module, mismatches: list[Mismatch]) -> b
             if pair.stale:
                 continue
             for attempt in search.tries.values():
-                if attempt.at >= len(attempt.options) or attempt.value != pair.given:
+                if attempt.at >= len(attempt.options) or attempt.pair.expected != pair.given:
                     continue
                 if any(option.module in mismatch.stack for option in attempt.options[attempt.at]):
                     attempt.at += 1
@@ -220,7 +237,7 @@ def _advance(search: _Search, model: nn.Module, mismatches: list[Mismatch]) -> b
     return moved
 
 
-def _verdict(trace: Trace, mismatches: list[Mismatch], dead: np.ndarray) -> Unrepairable:
+def _verdict(model: nn.Module, trace: Trace, mismatches: list[Mismatch], dead: np.ndarray) -> Unrepairable:
     """Tie where one length is computed from another, else freeze; the first contradiction in each module only."""
     frozen, ties = [], []
     judged: set[str] = set()
@@ -232,9 +249,21 @@ def _verdict(trace: Trace, mismatches: list[Mismatch], dead: np.ndarray) -> Unre
         tie = find_tie(trace, mismatch, dead)
         if tie is not None:
             ties.append(tie)
+            if mismatch.check:
+                ties += _siblings(model, trace, mismatch, dead)
         else:
             frozen.append(_freeze(trace, mismatch, dead))
     return Unrepairable(frozen, ties, mismatches[0].stack[-1] if mismatches[0].stack else "")
+
+
+def _siblings(model: nn.Module, trace: Trace, mismatch: Mismatch, dead: np.ndarray) -> list[tuple[IntArray, str]]:
+    """The same tie in all modules of the class: a failing check hides what comes after it."""
+    module = mismatch.stack[-1] if mismatch.stack else ""
+    kind = type(model.get_submodule(module))
+    paths = dict.fromkeys(record.module for record in trace.records if record.module != module)
+    alike = [path for path in paths if type(model.get_submodule(path)) is kind]
+    found = (find_tie(trace, replace(mismatch, stack=(path,)), dead) for path in alike)
+    return [tie for tie in found if tie is not None]
 
 
 def _freeze(trace: Trace, mismatch: Mismatch, dead: np.ndarray) -> tuple[IntArray, str]:

@@ -231,7 +231,7 @@ def replay(twin: nn.Module, inputs: Inputs, prediction: Prediction, guided: bool
             Mismatch(
                 max(watcher.last, 0),
                 stack,
-                _sizes_seen(watcher),
+                _sizes_seen(watcher, stack[-1] if stack else None),
                 f"a check ({type(error).__name__}: {text})",
                 check=True,
             )
@@ -240,6 +240,23 @@ def replay(twin: nn.Module, inputs: Inputs, prediction: Prediction, guided: bool
         modules.remove()
         _restore(state)
     return watcher.mismatches
+
+
+def _sizes_seen(watcher: _Replay, module: str | None = None) -> tuple[Pair, ...]:
+    """Lengths that changed around the place where the model stopped: what a failed check may have compared.
+
+    With `module` also all that change anywhere in that module.
+    """
+    pairs: dict[tuple[int, int], Pair] = {}
+    records = watcher.trace.records
+    near = range(max(0, watcher.last - 3), min(len(records), watcher.last + 2))
+    inside = [place for place, record in enumerate(records) if module and record.module == module]
+    for place in (*near, *inside):
+        for labels in (*records[place].outputs, *records[place].inputs):
+            for was, now in zip(labels.shape, watcher.prediction.shape(labels), strict=True):
+                if was != now:
+                    pairs[was, now] = Pair(was, now, was)
+    return tuple(pairs.values())
 
 
 def _attributes(model: nn.Module) -> list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]:
@@ -264,15 +281,3 @@ def _restore(state: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]) -> N
                 value.update(saved)
             else:
                 value[:] = saved
-
-
-def _sizes_seen(watcher: _Replay) -> tuple[Pair, ...]:
-    """Lengths that changed around the place where the model stopped: what a failed check may have compared."""
-    pairs: dict[tuple[int, int], Pair] = {}
-    records = watcher.trace.records
-    for place in range(max(0, watcher.last - 3), min(len(records), watcher.last + 2)):
-        for labels in (*records[place].outputs, *records[place].inputs):
-            for was, now in zip(labels.shape, watcher.prediction.shape(labels), strict=True):
-                if was != now:
-                    pairs[was, now] = Pair(was, now, was)
-    return tuple(pairs.values())
