@@ -94,8 +94,9 @@ def permute_channels(
     candidates = [(group, _readers(group, wanted, model)) for group in analysis.groups]
     candidates = [(group, readers) for group, readers in candidates if readers]
     results = []
-    expected = _outputs(model, bound)
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    twin, bound = _double(model, bound)
+    expected = _outputs(twin, bound)
+    tensors, trial = _tensors_of(model), _tensors_of(twin)
     for group, readers in _progress(candidates):
         names = tuple(dict.fromkeys(member.module for member in readers))
         before = after = 0.0
@@ -104,11 +105,12 @@ def permute_channels(
             sources, before, after = _search(group, readers, tensors, seconds / len(candidates))
             if after <= before * (1 + 1e-6):
                 raise _Impossible("no better order was found")
-            undo = _apply(group, sources, tensors)
-            error = _difference(expected, _outputs(model, bound))
+            undo = _apply(group, sources, trial)
+            error = _difference(expected, _outputs(twin, bound))
             if not error <= _TOLERANCE:
-                _restore(tensors, undo)
+                _restore(trial, undo)
                 raise _Impossible(f"the order of these channels shows in the model's output (by {error:.1e})")
+            _apply(group, sources, tensors)
         except _Impossible as impossible:
             reason, after = str(impossible), before
         results.append(GroupPermutation(names, group.units, before, after, reason))
@@ -237,16 +239,24 @@ def _restore(tensors: dict[str, Tensor], undo: dict[str, Tensor]) -> None:
         tensors[name].copy_(value)
 
 
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _double(model: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
+    """A copy in evaluation, in double precision if it can run so: then rounding of sums hides nothing."""
+    wide = inputs.to(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+    try:
+        twin = copy.deepcopy(model).eval().double()
+        _outputs(twin, wide)
+    except RuntimeError:
+        return copy.deepcopy(model).eval(), inputs
+    return twin, wide
+
+
 @torch.no_grad()
 def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """The model's outputs in evaluation, in double precision where it can run so: sums then hide nothing."""
-    twin = copy.deepcopy(model).eval()
-    try:
-        wide = inputs.to(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
-        return list(_tensors(twin.double()(*wide.args, **wide.kwargs)))
-    except RuntimeError:
-        twin = copy.deepcopy(model).eval()
-        return list(_tensors(twin(*inputs.args, **inputs.kwargs)))
+    return list(_tensors(model(*inputs.args, **inputs.kwargs)))
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:
