@@ -179,9 +179,7 @@ def test_bad_arguments_are_named(arguments, words):
         nm_mask(np.ones((4, 8)), **arguments)
 
 
-@pytest.mark.parametrize(
-    "weight", [[1, 2, 3, 4], np.ones((4, 4), dtype=bool), torch.ones(4, 4, dtype=torch.complex64)]
-)
+@pytest.mark.parametrize("weight", [[1, 2, 3, 4], np.ones((4, 4), dtype=bool), torch.ones(4, 4, dtype=torch.complex64)])
 def test_other_kinds_of_weight_are_refused(weight):
     with pytest.raises(TypeError):
         nm_mask(weight)
