@@ -69,6 +69,7 @@ def _layer(rng, place, dtype):
     return node, inits
 
 
+@pytest.mark.slow
 def test_ten_thousand_weights(tmp_path):
     rng = np.random.default_rng(2024)
     qualified = looked_at = 0
