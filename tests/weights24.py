@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 
-def random_24(
-    rng: np.random.Generator, shape: tuple[int, ...], axis: int, blocks: int, dtype, zero_point: int = 0
-):
+def random_24(rng: np.random.Generator, shape: tuple[int, ...], axis: int, blocks: int, dtype, zero_point: int = 0):
     """A weight with 0, 1 or 2 non-zeros in each group, special values among them."""
     dtype = np.dtype(dtype)
     cin = shape[axis] // blocks

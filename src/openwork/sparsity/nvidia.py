@@ -54,9 +54,7 @@ def from_nvidia(
         wrong = first >= second
         if wrong.any():
             place = int(np.argmax(wrong))
-            raise ConversionError(
-                f"metadata byte {place} is 0x{int(metadata.flat[place]):02x}: its pairs must ascend"
-            )
+            raise ConversionError(f"metadata byte {place} is 0x{int(metadata.flat[place]):02x}: its pairs must ascend")
     return Packed24(values, metadata - _SHIFT, cin, axis, blocks)
 
 
