@@ -49,9 +49,11 @@ def all_tensors(model: nn.Module, duplicates: bool = False) -> dict[str, torch.T
 
     With `duplicates`, modules that are used under several paths are listed under each of them.
     """
-    if duplicates:
-        return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     found: dict[str, torch.Tensor] = {}
+    if duplicates:
+        _all_names(model, "", "_parameters", found)
+        _all_names(model, "", "_buffers", found)
+        return found
     seen: set[int] = set()
     modules = all_modules(model)
     for table in ("_parameters", "_buffers"):
@@ -83,6 +85,15 @@ def _map_tensors(value: Any, convert: Callable[[torch.Tensor], torch.Tensor]) ->
     if isinstance(value, dict):
         return {key: _map_tensors(item, convert) for key, item in value.items()}
     return value
+
+
+def _all_names(module: nn.Module, path: str, table: str, found: dict[str, torch.Tensor]) -> None:
+    for name, tensor in getattr(module, table).items():
+        if tensor is not None:
+            found[f"{path}.{name}" if path else name] = tensor
+    for name, child in module._modules.items():
+        if child is not None:
+            _all_names(child, f"{path}.{name}" if path else name, table, found)
 
 
 def _not_empty(tensor: torch.Tensor) -> torch.Tensor:
@@ -148,9 +159,9 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def _loose_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
     """Tensors kept as plain attributes; non-leaf ones would make a deep copy fail."""
-    for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, torch.Tensor):
+    for module in all_modules(model).values():
+        for value in module.__dict__.values():
+            if type(value) not in _COMMON and isinstance(value, torch.Tensor):
                 yield value
 
 
@@ -165,10 +176,8 @@ def copy_structure(model: nn.Module, convert: Callable[[str, torch.Tensor], torc
         new = convert(name, tensor)
         if isinstance(tensor, nn.Parameter) and not isinstance(new, nn.Parameter):
             new = nn.Parameter(new, requires_grad=tensor.requires_grad and new.is_floating_point())
-        if new is not tensor:
-            for attribute in ("_is_hf_initialized",):
-                if hasattr(tensor, attribute):
-                    setattr(new, attribute, getattr(tensor, attribute))
+        if new is not tensor and isinstance(tensor, nn.Parameter):
+            vars(new).update(vars(tensor))  # marks that optimisers and libraries leave on parameters
         memo[id(tensor)] = new
     for tensor in _loose_tensors(model):
         if id(tensor) not in memo and not tensor.is_leaf:
@@ -200,6 +209,8 @@ def _not_copied(model: nn.Module) -> str:
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type, FunctionType, BuiltinFunctionType, torch.Size,
           torch.dtype, torch.device)  # fmt: skip
 _EMPTY = (dict, list, set)
+# What nearly all attributes are: told apart without the slower isinstance.
+_COMMON = {bool, int, float, str, tuple, dict, OrderedDict, type(None)}
 
 
 def _only_tensors(values: dict[Any, Any]) -> bool:
@@ -224,7 +235,10 @@ def _copy_module(module: nn.Module, memo: dict[int, Any]) -> Any:
     memo[id(module)] = twin
     values = twin.__dict__
     for name, value in module.__dict__.items():
-        if name == "_compiled_call_impl":
+        kind = type(value)
+        if kind in (bool, int, float, str) or value is None:
+            values[name] = value
+        elif name == "_compiled_call_impl":
             values[name] = None
         elif name == "_modules":
             values[name] = {key: None if child is None else _copy_module(child, memo) for key, child in value.items()}
@@ -234,13 +248,11 @@ def _copy_module(module: nn.Module, memo: dict[int, Any]) -> Any:
             }
         elif isinstance(value, _PLAIN):
             values[name] = value
-        elif "cache" in name.lower() and isinstance(value, dict) and _only_tensors(value):
-            # Results kept from an earlier call, of the old sizes: the model makes them again.
-            values[name] = type(value)() if type(value) in (dict, OrderedDict) else copy.copy(value)
         elif isinstance(value, _EMPTY) and not value:
-            values[name] = (
-                type(value)() if type(value) in _EMPTY or isinstance(value, OrderedDict) else copy.copy(value)
-            )
+            values[name] = kind() if kind in _EMPTY or kind is OrderedDict else copy.copy(value)
+        elif isinstance(value, dict) and "cache" in name.lower() and _only_tensors(value):
+            # Results kept from an earlier call, of the old sizes: the model makes them again.
+            values[name] = kind() if kind in (dict, OrderedDict) else copy.copy(value)
         else:
             values[name] = copy.deepcopy(value, memo)
     return twin
