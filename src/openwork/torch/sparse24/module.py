@@ -90,9 +90,11 @@ def _refresh(state: MaskState, weight: Tensor, training: bool) -> None:
             detached = weight.detach()
             n, m, axis, blocks, update_freq = state.settings_for_compiled()
             if state.in_place:
-                refresh_mask_in_place(detached, state.mask, state.counters, n, m, axis, blocks, training)
+                state.mask = refresh_mask_in_place(detached, state.mask, state.counters, n, m, axis, blocks, training)
             else:
-                refresh_mask(detached, state.mask, state.counters, n, m, axis, blocks, update_freq, training)
+                state.mask = refresh_mask(
+                    detached, state.mask, state.counters, n, m, axis, blocks, update_freq, training
+                )
     else:
         refresh(state, weight, training)
 

@@ -126,7 +126,7 @@ def refresh(state: MaskState, weight: Tensor, training: bool) -> None:
             _keep_zero(weight, state.mask, state.counters)
 
 
-@torch.library.custom_op("openwork::refresh_mask", mutates_args=("mask", "counters"))
+@torch.library.custom_op("openwork::refresh_mask", mutates_args=("counters",))
 def refresh_mask(
     weight: Tensor,
     mask: Tensor,
@@ -137,21 +137,44 @@ def refresh_mask(
     blocks: int,
     update_freq: int,
     training: bool,
-) -> None:
-    """`refresh` for compiled code, which must not look inside; the mask is written in place."""
+) -> Tensor:
+    """`refresh` for compiled code, which must not look inside; returns the mask in force."""
     if torch._C._current_graph_task_id() == -1 and _is_due(counters, update_freq, training):
-        mask.copy_(nm_mask(weight, n, m, axis, blocks))
+        chosen: Tensor = nm_mask(weight, n, m, axis, blocks)
+        return chosen
+    return mask.clone()
 
 
-@torch.library.custom_op("openwork::refresh_mask_in_place", mutates_args=("weight", "mask", "counters"))
+@refresh_mask.register_fake
+def _(
+    weight: Tensor,
+    mask: Tensor,
+    counters: Tensor,
+    n: int,
+    m: int,
+    axis: int,
+    blocks: int,
+    update_freq: int,
+    training: bool,
+) -> Tensor:
+    return torch.empty_like(mask)
+
+
+@torch.library.custom_op("openwork::refresh_mask_in_place", mutates_args=("weight", "counters"))
 def refresh_mask_in_place(
     weight: Tensor, mask: Tensor, counters: Tensor, n: int, m: int, axis: int, blocks: int, training: bool
-) -> None:
+) -> Tensor:
     """The same for masks that never change: zeroes the pruned weights too."""
     if torch._C._current_graph_task_id() != -1:
-        return
+        return mask.clone()
     if _is_due(counters, 0, training):
-        mask.copy_(nm_mask(weight, n, m, axis, blocks))
-        multiply_mask_(weight, mask)
-    else:
-        _keep_zero(weight, mask, counters)
+        chosen: Tensor = nm_mask(weight, n, m, axis, blocks)
+        multiply_mask_(weight, chosen)
+        return chosen
+    _keep_zero(weight, mask, counters)
+    return mask.clone()
+
+
+@refresh_mask_in_place.register_fake
+def _(weight: Tensor, mask: Tensor, counters: Tensor, n: int, m: int, axis: int, blocks: int, training: bool) -> Tensor:
+    return torch.empty_like(mask)
