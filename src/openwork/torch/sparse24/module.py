@@ -17,7 +17,7 @@ from torch.nn import functional
 from openwork.config import NofMSetting
 from openwork.torch.sparse24.functions import MaskedConvolution, MaskedLinear, MaskGradient, MaskWeight
 from openwork.torch.sparse24.layers import kind_of
-from openwork.torch.sparse24.state import MaskState, refresh, refresh_mask, refresh_mask_in_place
+from openwork.torch.sparse24.state import MaskState, refresh, refresh_mask
 
 __all__ = [
     "MaskedLayer",
@@ -89,12 +89,7 @@ def _refresh(state: MaskState, weight: Tensor, training: bool) -> None:
         with torch.no_grad():
             detached = weight.detach()
             n, m, axis, blocks, update_freq = state.settings_for_compiled()
-            if state.in_place:
-                state.mask = refresh_mask_in_place(detached, state.mask, state.counters, n, m, axis, blocks, training)
-            else:
-                state.mask = refresh_mask(
-                    detached, state.mask, state.counters, n, m, axis, blocks, update_freq, training
-                )
+            state.mask = refresh_mask(detached, state.mask, state.counters, n, m, axis, blocks, update_freq, training)
     else:
         refresh(state, weight, training)
 

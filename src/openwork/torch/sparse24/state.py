@@ -45,8 +45,13 @@ class MaskState:
 
     @property
     def in_place(self) -> bool:
-        """Whether pruned weights are zeroed in the parameter: the mask never changes once chosen."""
-        return self.setting.update_freq == 0 and self.setting.grad_mode is GradMode.MASKED
+        """Whether pruned weights are zeroed in the parameter: the mask never changes once chosen.
+
+        Compiled code leaves the parameter alone (inductor loses such writes where it changes a layout); it uses
+        the mask as if it could change, and the zeros come with the next eager forward or `finalize`.
+        """
+        fixed = self.setting.update_freq == 0 and self.setting.grad_mode is GradMode.MASKED
+        return fixed and not torch.compiler.is_compiling()
 
     @property
     def decay(self) -> float | None:
@@ -157,24 +162,4 @@ def _(
     update_freq: int,
     training: bool,
 ) -> Tensor:
-    return torch.empty_like(mask)
-
-
-@torch.library.custom_op("openwork::refresh_mask_in_place", mutates_args=("weight", "counters"))
-def refresh_mask_in_place(
-    weight: Tensor, mask: Tensor, counters: Tensor, n: int, m: int, axis: int, blocks: int, training: bool
-) -> Tensor:
-    """The same for masks that never change: zeroes the pruned weights too."""
-    if torch._C._current_graph_task_id() != -1:
-        return mask.clone()
-    if _is_due(counters, 0, training):
-        chosen: Tensor = nm_mask(weight, n, m, axis, blocks)
-        multiply_mask_(weight, chosen)
-        return chosen
-    _keep_zero(weight, mask, counters)
-    return mask.clone()
-
-
-@refresh_mask_in_place.register_fake
-def _(weight: Tensor, mask: Tensor, counters: Tensor, n: int, m: int, axis: int, blocks: int, training: bool) -> Tensor:
     return torch.empty_like(mask)
