@@ -137,3 +137,14 @@ def test_many_widths_at_once_agree_with_one_by_one():
     units = np.arange(1, 31)
     assert state.gains(0, units) == pytest.approx([state.gain(0, int(count)) for count in units])
     assert state.gains(1, units) == pytest.approx([state.gain(1, int(count)) for count in units])
+
+
+def test_widths_of_a_grouped_layer_need_not_meet_the_edges():
+    both = interpolator([16, 32], [16, 32], np.ones((2, 2)))
+    assert both(20, 32) == 1
+    points = [24, 72, 96]
+    lookup = interpolator(points, points, np.add.outer(points, points))
+    assert lookup(24, 96) == 120
+    assert 48 <= lookup(48, 24) <= 96
+    values = [lookup(width, width) for width in range(97)]
+    assert values == sorted(values)
