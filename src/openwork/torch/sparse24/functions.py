@@ -3,7 +3,7 @@
 Two ways to mask:
 
 * in place (the mask never changes): pruned weights are zero in the parameter itself, and only the gradient
-  has to be masked: `MaskGradient`;
+  has to be masked: `mask_gradient`;
 * kept (the mask changes, or pruned weights are pulled to zero): the parameter keeps all its values and the
   masked weight exists only while a layer is computed. `MaskedConvolution` and `MaskedLinear` save the
   parameter and the mask, which exist anyway, and make the masked weight a second time on the way back, so no
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-__all__ = ["MaskGradient", "MaskWeight", "MaskedConvolution", "MaskedLinear", "masked", "multiply_mask_"]
+__all__ = ["MaskWeight", "MaskedConvolution", "MaskedLinear", "mask_gradient", "masked", "multiply_mask_"]
 
 _NUMPY_KINDS = (torch.float32, torch.float64)
 
@@ -73,21 +73,19 @@ def _weight_gradient(gradient: Tensor, weight: Tensor, mask: Tensor, decay: floa
     return gradient.add_(masked(weight, pruned), alpha=decay)
 
 
-class MaskGradient(Function):
-    """The weight as it is; its gradient is zero where the mask is False."""
+def mask_gradient(weight: Tensor, mask: Tensor) -> Tensor:
+    """The weight as it is, for one use; its gradient is zero where the mask is False."""
+    use = weight.view_as(weight)
+    if use.requires_grad:
 
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, mask: Tensor) -> Tensor:
-        ctx.save_for_backward(mask)
-        return weight.view_as(weight)
+        def keep(gradient: Tensor) -> Tensor:
+            if torch.is_grad_enabled() or not gradient.is_contiguous():
+                return gradient * mask
+            # The contraction made this gradient for the one use of this view: nobody else holds it.
+            return multiply_mask_(gradient, mask)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (mask,) = ctx.saved_tensors
-        if torch.is_grad_enabled() or not gradient.is_contiguous():
-            return gradient * mask, None
-        # The contraction made this gradient for the one use of this view: nobody else holds it.
-        return multiply_mask_(gradient, mask), None
+        use.register_hook(keep)
+    return use
 
 
 class MaskWeight(Function):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from openwork.config import NofMSetting
-from openwork.torch.sparse24.functions import MaskedConvolution, MaskedLinear, MaskGradient, MaskWeight
+from openwork.torch.sparse24.functions import MaskedConvolution, MaskedLinear, MaskWeight, mask_gradient
 from openwork.torch.sparse24.layers import kind_of
 from openwork.torch.sparse24.state import MaskState, refresh, refresh_mask
 
@@ -69,7 +69,7 @@ def effective_weight(layer: Any) -> Tensor:
     weight = layer._parameters["weight"]
     _refresh(state, weight, layer.training)
     effective: Tensor = (
-        MaskGradient.apply(weight, state.mask) if state.in_place else MaskWeight.apply(weight, state.mask, state.decay)
+        mask_gradient(weight, state.mask) if state.in_place else MaskWeight.apply(weight, state.mask, state.decay)
     )
     return effective
 
@@ -105,7 +105,7 @@ def _autocast(x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
 
 def _linear(layer: Any, x: Tensor, weight: Tensor, state: MaskState) -> Tensor:
     if state.in_place:
-        return functional.linear(x, MaskGradient.apply(weight, state.mask), layer.bias)
+        return functional.linear(x, mask_gradient(weight, state.mask), layer.bias)
     x, bias = _autocast(x, layer.bias)
     result: Tensor = MaskedLinear.apply(x, weight, state.mask, bias, state.decay)
     return result
@@ -113,7 +113,7 @@ def _linear(layer: Any, x: Tensor, weight: Tensor, state: MaskState) -> Tensor:
 
 def _convolution(layer: Any, x: Tensor, weight: Tensor, state: MaskState) -> Tensor:
     if state.in_place:
-        result: Tensor = layer._conv_forward(x, MaskGradient.apply(weight, state.mask), layer.bias)
+        result: Tensor = layer._conv_forward(x, mask_gradient(weight, state.mask), layer.bias)
         return result
     padding = layer.padding
     if layer.padding_mode != "zeros":
@@ -137,7 +137,7 @@ def _transposed(layer: Any, x: Tensor, weight: Tensor, state: MaskState) -> Tens
     if state.in_place:
         return functional.conv_transpose2d(
             x,
-            MaskGradient.apply(weight, state.mask),
+            mask_gradient(weight, state.mask),
             layer.bias,
             layer.stride,
             layer.padding,

@@ -15,7 +15,7 @@ __all__ = ["MaskState", "refresh"]
 
 # Pieces of `counters`.
 _CHOSEN, _AGE, _NEXT = range(3)
-_WINDOW = 1024
+_WINDOW = 512
 
 
 @dataclass
@@ -92,26 +92,25 @@ def _is_due(counters: Tensor, update_freq: int, training: bool) -> bool:
     return due
 
 
-def _keep_zero(weight: Tensor, mask: Tensor, counters: Tensor) -> None:
-    """Zero pruned weights again if something moved them: loading, averaging, an optimizer that mixes weights.
+def _seems_masked(state: MaskState, weight: Tensor) -> bool:
+    """Whether the mask is chosen and a window of the weight, further on at each forward, is zero where it says so.
 
-    With a masked gradient the common optimizers leave zeros alone. So on a CPU a window, further on at each
-    forward, is looked at, and the rest only if the window is not as it should be: what moves pruned weights at
-    all moves them everywhere. On other devices the product is cheaper than waiting for an answer.
+    With a masked gradient the common optimizers leave zeros alone, and what else moves pruned weights (loading,
+    averaging, an optimizer that mixes weights) moves them everywhere. So on a CPU the window tells whether the
+    product has to be taken; on other devices the product is cheaper than waiting for an answer.
     """
-    if weight.device.type == "cpu" and weight.is_contiguous():
-        start = int(counters[_NEXT])
-        end = min(start + _WINDOW, weight.numel())
-        counters[_NEXT] = end % weight.numel()
-        piece, kept = weight.view(-1)[start:end], mask.view(-1)[start:end]
-        if piece.dtype in (torch.float32, torch.float64):
-            array = piece.numpy()
-            moved = array[~kept.numpy()].any()
-        else:
-            moved = piece[kept.logical_not()].any()
-        if not moved:
-            return
-    multiply_mask_(weight, mask)
+    if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.float64):
+        return False
+    if type(weight) is not torch.nn.Parameter or not weight.is_contiguous():
+        return False
+    counters = state.counters.numpy()
+    if not counters[_CHOSEN]:
+        return False
+    start = int(counters[_NEXT])
+    end = start + _WINDOW
+    counters[_NEXT] = end if end < weight.numel() else 0
+    values = weight.detach().numpy().reshape(-1)[start:end]
+    return not values[~state.mask.numpy().reshape(-1)[start:end]].any()
 
 
 def refresh(state: MaskState, weight: Tensor, training: bool) -> None:
@@ -121,6 +120,8 @@ def refresh(state: MaskState, weight: Tensor, training: bool) -> None:
     """
     if weight.is_meta or torch._C._current_graph_task_id() != -1:
         return
+    if state.in_place and _seems_masked(state, weight):
+        return
     with torch.inference_mode(False), torch.no_grad():
         weight = weight.detach()
         if _is_due(state.counters, state.setting.update_freq, training):
@@ -128,7 +129,7 @@ def refresh(state: MaskState, weight: Tensor, training: bool) -> None:
             if state.in_place:
                 multiply_mask_(weight, state.mask)
         elif state.in_place:
-            _keep_zero(weight, state.mask, state.counters)
+            multiply_mask_(weight, state.mask)
 
 
 @torch.library.custom_op("openwork::refresh_mask", mutates_args=("counters",))
