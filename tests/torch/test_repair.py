@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from openwork.errors import ConfigError
+from openwork.errors import ConfigError, NothingToPruneError, RecordError
 from openwork.torch import analyze, prune, verify
 
 TOLERANCE = 1e-5
@@ -123,3 +123,131 @@ def test_numbers_computed_from_channel_counts_freeze_them() -> None:
     assert pruned.a.out_features == 16
     assert pruned.b.out_features == 6
     assert verify(model, pruned, plan, x) <= TOLERANCE
+
+
+class EarlyExit(nn.Module):
+    """Scores that only Python looks at: they must stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.early, self.late = nn.Linear(6, 12), nn.Linear(12, 4), nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.a(x))
+        y = self.early(x)
+        return y if y.softmax(-1).max() > 2 else self.late(x)
+
+
+def test_channels_that_only_python_reads_stay() -> None:
+    model, x = EarlyExit().eval(), torch.randn(4, 6)
+    pruned, plan = prune(model, x)
+    assert pruned.early.out_features == 4
+    assert pruned.a.out_features == 6
+    assert verify(model, pruned, plan, x) <= TOLERANCE
+
+
+class Branches(nn.Module):
+    """Which layer runs depends on values: the one that did not run reads the same channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.o = nn.Linear(6, 12), nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        x = self.b(x) if x.sum() > 0 else self.c(x)
+        return self.o(F.relu(x))
+
+
+def test_branches_on_values_hold_what_they_may_run() -> None:
+    model, x = Branches().eval(), torch.randn(4, 6)
+    with pytest.raises(NothingToPruneError, match="depends on values"):
+        prune(model, x)
+
+
+class ThroughNumpy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.o = nn.Linear(6, 12), nn.Linear(12, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        return self.o(self.b(x)) * float(x.detach().numpy().sum())
+
+
+def test_values_that_leave_through_numpy_hold_their_channels() -> None:
+    model, x = ThroughNumpy().eval(), torch.randn(4, 6)
+    pruned, plan = prune(model, x)
+    assert (pruned.a.out_features, pruned.b.out_features) == (12, 4)
+    assert verify(model, pruned, plan, x) <= TOLERANCE
+
+
+def test_layers_that_did_not_run_are_named() -> None:
+    class Optional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.cond, self.o = nn.Linear(6, 12), nn.Linear(3, 12), nn.Linear(12, 2)
+
+        def forward(self, x: Tensor, cond: Tensor | None = None) -> Tensor:
+            x = self.a(x)
+            return self.o(x if cond is None else x + self.cond(cond))
+
+    frozen = analyze(Optional(), torch.randn(4, 6)).frozen
+    assert [
+        names for reason, names in ((f.reason, [m[0] for m in f.members]) for f in frozen) if "not run" in reason
+    ] == [["cond.weight", "cond.bias"]]
+
+
+def test_strided_channels_are_frozen() -> None:
+    class Strided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(6, 16), nn.Linear(8, 12), nn.Linear(12, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.c(F.relu(self.b(self.a(x)[:, ::2])))
+
+    model, x = Strided().eval(), torch.randn(4, 6)
+    pruned, plan = prune(model, x)
+    assert (pruned.a.out_features, pruned.b.out_features) == (16, 6)
+    assert verify(model, pruned, plan, x) <= TOLERANCE
+
+
+def test_verify_proves_nothing_with_nan_and_leaves_no_trace() -> None:
+    class Memory(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.o = nn.Linear(6, 12), nn.Linear(12, 2)
+            self.mem: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.a(x)
+            y = x if self.mem is None else x + self.mem
+            self.mem = x.detach()
+            return self.o(y)
+
+    model, x = Memory().eval(), torch.randn(4, 6)
+    pruned, plan = prune(model, x)
+    assert pruned.mem is None
+    assert [verify(model, pruned, plan, x) <= TOLERANCE for _ in range(2)] == [True, True]
+    assert pruned.mem is None
+    assert model.mem is None
+    assert verify(model, pruned, plan, x * float("nan")) == float("inf")
+    with pytest.raises(RecordError, match="plan"):
+        verify(pruned, model, plan, x)
+
+
+def test_criteria_must_score_every_unit() -> None:
+    class Broken:
+        def __init__(self, scores: object) -> None:
+            self.scores = scores
+
+        def score(self, group: object, weights: object) -> object:
+            return self.scores
+
+    model, x = ThroughNumpy().eval(), torch.randn(4, 6)
+    for scores in ([1.0], None, [float("nan")] * 8):
+        with pytest.raises(ConfigError, match="scores of group"):
+            prune(model, x, importance=Broken(scores))
+    with pytest.raises(ConfigError, match="unit numbers"):
+        prune(model, x, groups={0: [1.5]})

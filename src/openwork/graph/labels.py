@@ -106,6 +106,7 @@ class LabelStore:
         self.frozen: list[tuple[IntArray, str]] = []
         self.rectangles: list[tuple[IntArray, str, bool]] = []
         self.roles: list[tuple[IntArray, Role]] = []
+        self.judged: list[tuple[IntArray, str]] = []
         self._count = 1
         self._grouped: dict[tuple[str, int], OwnedAxis] = {}
 
@@ -160,6 +161,11 @@ class LabelStore:
     def freeze_map(self, tensor: LabelMap, why: str) -> None:
         for entry in tensor.entries:
             self.freeze(entry.labels, why)
+
+    def judge(self, tensor: LabelMap, why: str) -> None:
+        """Freeze these channels unless a weight reads them."""
+        reason = f"{why} ({self.location})" if self.location else why
+        self.judged += [(entry.labels.ravel(), reason) for entry in tensor.entries]
 
     def rectangular(self, labels: IntArray, whole_rows: bool = False) -> None:
         """A tensor has these labels on axes given from major to minor; it must stay rectangular.

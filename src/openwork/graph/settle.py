@@ -175,6 +175,12 @@ def settle(store: LabelStore) -> Settled:
     number, component = _components(store)
     reasons = _Reasons(number)
     reasons.add_all([(component[labels], why) for labels, why in store.frozen])
+    owner, positions = _owners(store)
+    owned_component = component[_owned_labels(store)]
+    consumed, produced = _roles(store)
+    read = np.zeros(number, dtype=bool)
+    read[owned_component[consumed[owner]]] = True
+    reasons.add_all([(component[labels][~read[component[labels]]], why) for labels, why in store.judged])
     constraints: list[_Rows] = []
     again = True
     arrays = [(component[labels], location, whole) for labels, location, whole in store.rectangles]
@@ -187,9 +193,6 @@ def settle(store: LabelStore) -> Settled:
                 again = True
             elif isinstance(found, _Rows):
                 constraints.append(found)
-    owner, positions = _owners(store)
-    owned_component = component[_owned_labels(store)]
-    consumed, produced = _roles(store)
     while True:
         group_of, unit_of, group_count, block_of, steps, bad = _group(
             number, owned_component, owner, constraints, reasons, len(store.owned), produced

@@ -54,7 +54,17 @@ class Analysis:
 
     @property
     def frozen(self) -> tuple[Frozen, ...]:
-        return self.settled.frozen
+        return self.settled.frozen + self._unseen
+
+    @cached_property
+    def _unseen(self) -> tuple[Frozen, ...]:
+        unseen = [
+            (name, 0, int(tensor.shape[0]))
+            for name, tensor in self.model.named_parameters()
+            if name not in self.trace.parameters and tensor.dim()
+        ]
+        why = "not run with these inputs; if it reads channels that are pruned it will not fit"
+        return (Frozen(why, tuple(unseen)),) if unseen else ()
 
     @cached_property
     def params(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-__all__ = ["COMPOSITES", "SIZE_READS", "Composite"]
+__all__ = ["COMPOSITES", "SIZE_READS", "VALUE_READS", "Composite"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,3 +248,6 @@ SIZE_READS: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], int | None]] =
     torch.Tensor.nelement: _all_axes,
     torch.Tensor.__len__: lambda args, kwargs: 0,
 }
+
+# Functions through which values leave for Python without an operator being called.
+VALUE_READS: set[Any] = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__}

@@ -120,12 +120,22 @@ def prune(
                     continue
                 count = removable(group, ratio, round_to)
                 if count:
-                    chosen[group.index] = lowest(group, np.asarray(criterion.score(group, weights)), count)
+                    chosen[group.index] = lowest(group, _scores(criterion, importance, group, weights), count)
             if not chosen:
                 raise NothingToPruneError(_nothing(analysis, skip))
             found = analysis.plan(chosen)
     plan = PrunePlan(*found)
     return apply_plan(analysis.model, plan), plan
+
+
+def _scores(criterion: Any, name: Any, group: PruneGroup, weights: Callable[[str], np.ndarray]) -> np.ndarray:
+    scores = np.asarray(criterion.score(group, weights), dtype=np.float64)
+    where = f"importance {name!r}: the scores of group {group.index}"
+    if scores.shape != (group.units,):
+        raise ConfigError(f"{where} have shape {list(scores.shape)}; [{group.units}] is needed")
+    if not np.isfinite(scores).all():
+        raise ConfigError(f"{where} are not all finite (weights with NaN or infinity?)")
+    return scores
 
 
 def _skipped(group: PruneGroup, skip: Collection[str]) -> bool:
@@ -147,7 +157,10 @@ def _explicit(analysis: Analysis, groups: Mapping[int, IntArray]) -> dict[int, I
         if not 0 <= index < len(analysis.groups):
             raise ConfigError(f"groups: {index} is no group; allowed: 0..{len(analysis.groups) - 1}")
         group = analysis.groups[index]
-        array = np.unique(np.asarray(units, dtype=np.int64))
+        given = np.asarray(units)
+        if given.size and given.dtype.kind not in "iu":
+            raise ConfigError(f"groups[{index}] holds {given.dtype} values; unit numbers are needed")
+        array = np.unique(given.astype(np.int64))
         if len(array) and (array[0] < 0 or array[-1] >= group.units):
             raise ConfigError(f"groups[{index}]: unit {array[-1]} is not in 0..{group.units - 1}")
         if len(array) and not balanced(group, array):

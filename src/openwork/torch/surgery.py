@@ -14,7 +14,7 @@ from openwork.errors import RecordError, nearest
 from openwork.graph.plan import Cut, Plan, Repair
 from openwork.torch.structure import all_tensors, copy_structure
 
-__all__ = ["apply_plan", "cut_tensor", "set_attribute"]
+__all__ = ["apply_plan", "check_plan", "cut_tensor", "set_attribute"]
 
 
 def cut_tensor(tensor: torch.Tensor, cuts: list[Cut]) -> torch.Tensor:
@@ -76,8 +76,8 @@ def _check(model: nn.Module, cuts: dict[str, list[Cut]]) -> None:
                 raise RecordError(f"parameter {name!r}: blocks on axis {cut.axis}; only axis 1 can have them")
 
 
-def apply_plan(model: nn.Module, plan: Plan) -> nn.Module:
-    """A smaller copy of `model`; the model itself is not touched.
+def check_plan(model: nn.Module, plan: Plan) -> dict[str, list[Cut]]:
+    """The cuts by parameter, after a check that they fit.
 
     Raises:
         RecordError: the plan is of another model.
@@ -86,6 +86,16 @@ def apply_plan(model: nn.Module, plan: Plan) -> nn.Module:
     for cut in plan.cuts:
         cuts[cut.parameter].append(cut)
     _check(model, cuts)
+    return cuts
+
+
+def apply_plan(model: nn.Module, plan: Plan) -> nn.Module:
+    """A smaller copy of `model`; the model itself is not touched.
+
+    Raises:
+        RecordError: the plan is of another model.
+    """
+    cuts = check_plan(model, plan)
     aliases = _first_names(model)
 
     def convert(name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -137,6 +137,8 @@ def _structure(value: Any, given: list[torch.Tensor], counter: list[int]) -> Any
     return value
 
 
+# Operators whose result is a Python value.
+_VALUES = {"aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default", "aten.item.default"}
 _ELEMENTWISE = {
     "relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max", "silu", "gelu", "hardswish", "hardsigmoid",
     "sigmoid", "tanh", "leaky_relu", "elu", "mish", "softplus", "add", "sub", "mul", "div", "neg", "exp", "sqrt",
@@ -152,6 +154,7 @@ class Tracer(Watcher):
         self.store = LabelStore()
         self.records: list[Record] = []
         self.sizes_read = False
+        self.values_read = False
         self.parameters: dict[str, LabelMap] = {}
         self.modules: ModuleStack | None = None
         self._names = {id(tensor): name for name, tensor in all_tensors(model).items()}
@@ -200,6 +203,36 @@ class Tracer(Watcher):
             else:
                 self.sizes_read = labels.entry(axis % max(1, len(labels.shape))) is not None
 
+    def on_value_read(self, tensors: list[torch.Tensor]) -> None:
+        """Hold the channels that the value was computed from: what Python does with it is not seen.
+
+        A value reduced from channels that other layers read as well (a mean, a check for NaN) is a statistic of
+        what stays, as in a norm; where nothing else reads them, the channels are there for the value's sake.
+        """
+        self.values_read = True
+        path = self.modules.paths[-1] if self.modules and self.modules.paths else ""
+        self.store.location = path or "the model itself"
+        why = "its values are read by Python code"
+        queue = []
+        for tensor in tensors:
+            labels = self.map_of(tensor)
+            self.store.freeze_map(labels, why)
+            if not labels.entries and id(tensor) in self._maps:
+                queue.append(self._maps[id(tensor)][1])
+        seen: set[int] = set()
+        while queue:
+            index = queue.pop()
+            if index < 0 or index in seen:
+                continue
+            seen.add(index)
+            record = self.records[index]
+            if any(m.entries and not m.weight for m in record.inputs):
+                for labels in record.inputs:
+                    if not labels.weight:
+                        self.store.judge(labels, why)
+            else:
+                queue += record.producers
+
     def on_opaque(self, module: nn.Module, name: str, args: Any, kwargs: Any) -> None:
         self.store.location = f"{type(module).__name__} {name}"
         for tensor in (*tensors_in((args, kwargs)), *module.parameters()):
@@ -212,7 +245,8 @@ class Tracer(Watcher):
                 result = run()
         tensors = list(tensors_in(result))
         if not tensors:
-            # Values leave the graph (item, equal, is_nonzero): nothing to label.
+            if call.name in _VALUES:
+                self.on_value_read(call.tensors)
             return result
         store, stack = self.store, tuple(self.modules.paths) if self.modules else ()
         where = f"{call.name} in {stack[-1] if stack and stack[-1] else 'the model itself'}"
@@ -357,6 +391,14 @@ def _trace_once(model: nn.Module, inputs: Inputs, mode: str) -> Trace:
             # Branches that only training takes read the same channels (auxiliary heads).
             with contextlib.suppress(ModelError):
                 _watch(twin.train(), given, tracer)
+        unseen = [name for name, _ in twin.named_parameters() if name not in tracer.parameters]
+        if tracer.values_read and unseen:
+            # Another branch may run these layers on any channel.
+            tracer.store.location = ""
+            for labels in tracer.parameters.values():
+                tracer.store.freeze_map(
+                    labels, f"a branch that depends on values may run {unseen[0]}, which was not seen"
+                )
         return Trace(
             tracer.store,
             records,

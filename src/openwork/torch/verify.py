@@ -21,6 +21,7 @@ from openwork.graph.settle import Settled, settle
 from openwork.graph.sizes import surviving_shape
 from openwork.torch.composites import Composite
 from openwork.torch.structure import Inputs, bind_inputs, copy_structure, unwrap
+from openwork.torch.surgery import check_plan
 from openwork.torch.trace import Trace, trace
 from openwork.torch.watch import Call, Watcher, tensors_in
 
@@ -196,8 +197,8 @@ def verify(model: nn.Module, pruned: nn.Module, plan: Plan, inputs: Any) -> floa
         inputs: as for `analyze`.
 
     Returns:
-        max |difference| / max |output| over all output tensors; infinite if shapes differ or values are not finite
-        where the masked original's are.
+        max |difference| / max |output| over all output tensors; infinite if shapes differ, values are not finite
+        where the masked original's are, or the masked original gives NaN (then nothing is proved).
 
     Raises:
         RecordError: the plan is of another model.
@@ -205,6 +206,7 @@ def verify(model: nn.Module, pruned: nn.Module, plan: Plan, inputs: Any) -> floa
     """
     original, smaller = unwrap(model), unwrap(pruned)
     given = bind_inputs(inputs)
+    check_plan(original, plan)
     traced = trace(original, given, modes=("real",))
     settled = settle(traced.store)
     dead = _dead_labels(plan, traced, settled)
@@ -228,7 +230,9 @@ def verify(model: nn.Module, pruned: nn.Module, plan: Plan, inputs: Any) -> floa
     masked.eval()
     with _Masked(traced, dead):
         expected = [tensor.detach() for tensor in tensors_in(masked(*given.args, **given.kwargs))]
-    actual = _run_eval(smaller, given)
+    # A copy of the structure, so that what the forward leaves on the model (caches, memories) is not kept.
+    twin = copy_structure(smaller, lambda name, tensor: tensor if isinstance(tensor, nn.Parameter) else tensor.clone())
+    actual = _run_eval(twin, given)
     return (
         max((_difference(e, a) for e, a in zip(expected, actual, strict=True)), default=0.0)
         if len(expected) == len(actual)
@@ -258,6 +262,8 @@ def _difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
     same = (a == b) | (a.isnan() & b.isnan())
     difference = torch.where(same, torch.zeros_like(a), (a - b).abs())
     finite = a[a.isfinite()]
+    if a.isnan().any() or not finite.numel():
+        return float("inf")  # nothing can be proved
     scale = float(finite.abs().max()) if finite.numel() else 1.0
     worst = float(difference.max())
     return worst / max(scale, 1e-30) if np.isfinite(worst) else float("inf")

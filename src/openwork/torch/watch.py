@@ -18,7 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from openwork.torch.composites import COMPOSITES, SIZE_READS
+from openwork.torch.composites import COMPOSITES, SIZE_READS, VALUE_READS
 
 __all__ = ["Call", "Watcher", "tensors_in"]
 
@@ -130,6 +130,9 @@ class _Functions(TorchFunctionMode):
         if func in SIZE_READS:
             watcher.on_size_read(args[0], SIZE_READS[func](args, kwargs))
             return func(*args, **kwargs)
+        if func in VALUE_READS:
+            watcher.on_value_read([args[0]])
+            return func(*args, **kwargs)
         composite = COMPOSITES.get(func)
         if composite is not None:
             bound = composite.bind(args, kwargs)
@@ -221,6 +224,9 @@ class Watcher:
 
     def on_opaque(self, module: torch.nn.Module, name: str, args: Any, kwargs: Any) -> None:
         """A module that is run without being watched is entered."""
+
+    def on_value_read(self, tensors: list[torch.Tensor]) -> None:
+        """Python code reads values of tensors."""
 
     def on_size_read(self, tensor: torch.Tensor, axis: int | None) -> None:
         """Python code reads the length of an axis (None: of all)."""

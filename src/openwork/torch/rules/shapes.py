@@ -219,7 +219,7 @@ def _slice_sizes(call: Call, shapes: list[Shape]) -> list[int]:
 def _slice_expected(record: Any, inputs: list[Shape], outputs: list[Shape], dead: np.ndarray) -> list[int]:
     axis = record.call_numbers.get("dim", 0) % len(inputs[0])
     entry = record.inputs[0].entry(axis)
-    if entry is None:
+    if entry is None or record.call_numbers.get("step", 1) != 1:
         return list(record.sizes)
     start = int(record.sizes[0])
     if start:
