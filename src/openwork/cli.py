@@ -65,7 +65,16 @@ def _cli() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; an expected error is one line on stderr and exit code 1 (or the error's own)."""
     try:
-        _cli.main(args=arguments, prog_name="openwork")
+        code = _cli.main(args=arguments, prog_name="openwork", standalone_mode=False)
+        if isinstance(code, int) and code:
+            sys.exit(code)
+    except click.ClickException as error:
+        command = getattr(getattr(error, "ctx", None), "command_path", "openwork")
+        click.echo(f"openwork: error: {' '.join(error.format_message().split())} (see {command} --help)", err=True)
+        sys.exit(1)
+    except click.Abort:
+        click.echo("openwork: interrupted", err=True)
+        sys.exit(130)
     except OpenworkError as error:
         click.echo(f"openwork: error: {' '.join(str(error).splitlines())}", err=True)
         sys.exit(getattr(error, "exit_code", 1))

@@ -75,7 +75,7 @@ def analysis_table(analysed: Analysed, name: str) -> Group:
     """
     table = Table(
         title=f"{name}: {short_count(analysed.macs)} MACs, {short_count(analysed.params)} parameters, "
-        f"{len(analysed.groups)} groups of channels",
+        f"{len(analysed.groups)} group{'' if len(analysed.groups) == 1 else 's'} of channels",
         title_justify="left",
     )
     for column, justify in (("group", "right"), ("channels", "right"), ("produced by", "left")):

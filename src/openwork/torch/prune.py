@@ -177,4 +177,6 @@ def _nothing(analysis: Analysis, skip: Collection[str]) -> str:
     if analysis.groups:
         return f"nothing to prune in {name}: {len(analysis.groups)} groups, all skipped or too small for this ratio"
     reasons = "; ".join(frozen.reason for frozen in analysis.frozen[:3])
+    if len(analysis.frozen) > 3:
+        reasons += f"; and {len(analysis.frozen) - 3} more reasons"
     return f"nothing to prune in {name}: no channel may be removed ({reasons or 'it has no weights'})"
