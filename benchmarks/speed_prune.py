@@ -30,8 +30,7 @@ SLOW = 15.0  # seconds; where Torch-Pruning takes longer, one round has to do
 def with_openwork(model: Any, inputs: Any) -> None:
     from openwork.torch import analyze, prune
 
-    analyze(model, inputs)
-    prune(model, inputs, ratio=0.5)
+    prune(model, inputs, ratio=0.5, analysis=analyze(model, inputs))
 
 
 def with_openwork_prune(model: Any, inputs: Any) -> None:

@@ -251,3 +251,14 @@ def test_criteria_must_score_every_unit() -> None:
             prune(model, x, importance=Broken(scores))
     with pytest.raises(ConfigError, match="unit numbers"):
         prune(model, x, groups={0: [1.5]})
+
+
+def test_an_analysis_can_be_given() -> None:
+    model, x = Auxiliary().eval(), torch.randn(2, 3, 8, 8)
+    analysis = analyze(model, x)
+    given, plan = prune(model, x, analysis=analysis)
+    own, _ = prune(model, x)
+    assert all(torch.equal(a, b) for a, b in zip(given.state_dict().values(), own.state_dict().values(), strict=True))
+    assert verify(model, given, plan, x) <= TOLERANCE
+    with pytest.raises(ConfigError, match="analysis is of another Auxiliary"):
+        prune(Auxiliary(), x, analysis=analysis)

@@ -74,6 +74,7 @@ def prune(
     importance: Any = "balanced_l2",
     skip: Collection[str] = (),
     groups: Mapping[int, IntArray] | None = None,
+    analysis: Analysis | None = None,
 ) -> tuple[nn.Module, PrunePlan]:
     """Prune every group of channels that a weight produces.
 
@@ -85,6 +86,7 @@ def prune(
         importance: name of a criterion (`openwork.importance.names`), or an object with ``score(group, weights)``.
         skip: module paths; a group with a producer in one of them (or below it) is left alone.
         groups: instead of a ratio: which units of which group (``analyze(...).groups``) go.
+        analysis: what `analyze` gave for this model and these inputs, so that it is not made again.
 
     Returns:
         A smaller copy of the model, of the same class, and the plan that made it.
@@ -102,7 +104,10 @@ def prune(
     if isinstance(skip, str):
         skip = (skip,)
     criterion = criteria.get(importance)
-    analysis = _analyze(model, inputs)
+    if analysis is None:
+        analysis = _analyze(model, inputs)
+    elif analysis.model is not unwrap(model):
+        raise ConfigError(f"analysis is of another {type(analysis.model).__name__}; give analyze(model, inputs)")
     _check_skip(analysis.model, skip)
     weights = weights_of(analysis.model)
     if groups is not None:
