@@ -7,7 +7,7 @@ TORCH  ?= torch==2.13.0
 export OMP_WAIT_POLICY := passive
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help env test lint zoo demo bench proto clean
+.PHONY: help env test lint zoo demo proto clean
 help:            ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 

@@ -171,7 +171,6 @@ def copy_structure(model: nn.Module, convert: Callable[[str, torch.Tensor], torc
     The weights themselves are not copied on the way. Tied tensors stay tied.
     """
     memo: dict[int, Any] = {}
-    keep = []
     for name, tensor in all_tensors(model).items():
         new = convert(name, tensor)
         if isinstance(tensor, nn.Parameter) and not isinstance(new, nn.Parameter):
@@ -182,7 +181,6 @@ def copy_structure(model: nn.Module, convert: Callable[[str, torch.Tensor], torc
     for tensor in _loose_tensors(model):
         if id(tensor) not in memo and not tensor.is_leaf:
             memo[id(tensor)] = tensor.detach().clone()
-            keep.append(tensor)
     try:
         return _copy_module(model, memo)
     except Exception as error:

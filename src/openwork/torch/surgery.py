@@ -161,15 +161,3 @@ def like(template: Any, value: Any) -> Any:
     if isinstance(template, list) and isinstance(value, (list, tuple)):
         return [like(t, v) for t, v in zip(template, value, strict=True)]
     return value
-
-
-def touched_modules(plan: Plan) -> set[str]:
-    """Paths of modules that own a cut parameter."""
-    return {cut.parameter.rpartition(".")[0] for cut in plan.cuts}
-
-
-def removed_mask(cut: Cut) -> np.ndarray:
-    """bool [size], True where removed."""
-    mask = np.zeros(cut.size, dtype=bool)
-    mask[cut.removed] = True
-    return mask

@@ -78,7 +78,6 @@ class Trace:
     sizes_read: bool
     parameters: dict[str, LabelMap]
     mode: str
-    input_shapes: list[tuple[int, ...]] = field(default_factory=list)
 
 
 class ModuleStack:
@@ -405,7 +404,6 @@ def _trace_once(model: nn.Module, inputs: Inputs, mode: str) -> Trace:
             tracer.sizes_read,
             tracer.parameters,
             mode,
-            [tuple(tensor.shape) for tensor in tensors_in((inputs.args, inputs.kwargs))],
         )
 
 

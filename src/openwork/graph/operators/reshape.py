@@ -44,31 +44,21 @@ def reshape(store: LabelStore, x: LabelMap, shape: Sequence[int]) -> LabelMap:
     shape = tuple(shape)
     if shape == x.shape or not x.entries or 0 in shape:
         return LabelMap(shape, x.entries if shape == x.shape else (), x.weight)
-    entries = list(x.entries)
-    places: dict[int, int] = {}
-    for old_axes, new_axes in blocks_of(x.shape, shape):
-        if len(old_axes) == 1 and len(new_axes) == 1:
-            places[old_axes[0]] = new_axes[0]
-    # Axes in nontrivial blocks get numbers beyond both shapes while the others are renamed.
+    blocks = blocks_of(x.shape, shape)
+    places = {olds[0]: news[0] for olds, news in blocks if len(olds) == len(news) == 1}
     results: list[Entry] = []
-    for entry in entries:
+    for entry in x.entries:
         current: Entry | None = entry
-        done: dict[int, int] = {axis: places[axis] for axis in entry.axes if axis in places}
-        for old_axes, new_axes in blocks_of(x.shape, shape):
-            if current is None or not set(old_axes) & set(current.axes) or len(old_axes) + len(new_axes) == 2:
-                continue
-            current = _through_block(store, current, old_axes, new_axes, x.shape, shape)
-            # Marked as already new: shifted out of the way of old axis numbers.
+        for old_axes, new_axes in blocks:
+            if current is not None and set(old_axes) & set(current.axes) and len(old_axes) + len(new_axes) > 2:
+                current = _through_block(store, current, old_axes, new_axes, x.shape, shape)
         if current is not None:
-            results.append(_settle_places(current, done))
+            renamed = {axis: axis - _NEW if axis >= _NEW else places[axis] for axis in current.axes}
+            results.append(current.moved(renamed))
     return LabelMap(shape, _disjoint(store, results), x.weight)
 
 
 _NEW = 1000  # added to axes that are already axes of the new shape
-
-
-def _settle_places(entry: Entry, places: dict[int, int]) -> Entry:
-    return entry.moved({axis: axis - _NEW if axis >= _NEW else places[axis] for axis in entry.axes})
 
 
 def _through_block(
