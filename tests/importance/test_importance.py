@@ -8,6 +8,7 @@ import pytest
 from openwork import importance
 from openwork.errors import ConfigError, WeightsError
 from openwork.graph.groups import Member, PruneGroup, Role
+from openwork.importance._base import channel_sums
 
 
 def member(parameter, axis, role, size, units=None, positions=None, blocks=1):
@@ -162,3 +163,14 @@ def test_registry():
     assert isinstance(importance.get(Constant), Constant)
     mine = Constant()
     assert importance.get(mine) is mine
+
+
+def test_grouped_filters_are_summed_alike_in_both_layouts() -> None:
+    """[out, in / groups, taps] and [taps, in / groups, out] hold the same filter."""
+    torch_layout = np.random.default_rng(0).random((6, 2, 3, 3))
+    positions = np.arange(6)
+    inner = Member("weight", 1, Role.CONSUMES, 6, positions, positions, 3)
+    last = Member("weight", 2, Role.CONSUMES, 6, positions, positions, 3)
+    expected = [torch_layout[2 * g : 2 * g + 2, i].sum() for g in range(3) for i in range(2)]
+    np.testing.assert_allclose(channel_sums(inner, torch_layout), expected)
+    np.testing.assert_allclose(channel_sums(last, torch_layout.transpose(2, 3, 1, 0)), expected)

@@ -40,6 +40,7 @@ class Member:
         units: int64 [m], the unit (``range(group.units)``) of each position.
         blocks: number of equal consecutive blocks that `size` is made of, when the same number must go
             from each (the input axis of a grouped convolution), else 1.
+        layer: name of the layer that the parameter belongs to, where parameter names do not say it.
     """
 
     parameter: str
@@ -49,11 +50,12 @@ class Member:
     positions: IntArray
     units: IntArray
     blocks: int = 1
+    layer: str = ""
 
     @property
     def module(self) -> str:
-        """Path of the module that owns the parameter; empty for the root."""
-        return self.parameter.rpartition(".")[0]
+        """Path of the module (name of the layer) that owns the parameter; empty for the root."""
+        return self.layer or self.parameter.rpartition(".")[0]
 
     @property
     def multiplicity(self) -> float:

@@ -97,10 +97,12 @@ class LabelStore:
 
     Attributes:
         location: where the operator being watched runs; becomes part of each reason.
+        layers: parameter -> name of its layer, where the parameter's name does not say it.
     """
 
     def __init__(self) -> None:
         self.location = ""
+        self.layers: dict[str, str] = {}
         self.owned: list[OwnedAxis] = []
         self.pairs: list[tuple[IntArray, IntArray]] = []
         self.frozen: list[tuple[IntArray, str]] = []

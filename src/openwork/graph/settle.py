@@ -422,6 +422,7 @@ def _members(
                 positions[part],
                 unit_of[owned_component[part]],
                 axis.blocks,
+                store.layers.get(axis.parameter, ""),
             )
         )
     inside = np.flatnonzero(group_of >= 0)

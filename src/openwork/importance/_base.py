@@ -66,7 +66,8 @@ def channel_sums(member: Member, values: npt.NDArray[np.floating]) -> FloatArray
     """Sum `values`, shaped like the member's parameter, over everything but the channel axis.
 
     The channel axis of a grouped convolution's weight holds one block at a time: ``values.shape[axis]`` is
-    then ``member.size / blocks`` and the blocks lie one after another along axis 0.
+    then ``member.size / blocks`` and the blocks lie one after another along the axis of the other channels:
+    the one before it in [out, in / groups, taps..], the one behind it in [taps.., in / groups, out].
 
     Returns:
         float64 [member.size].
@@ -85,13 +86,20 @@ def channel_sums(member: Member, values: npt.NDArray[np.floating]) -> FloatArray
             return flat[:, :, 0].sum(axis=0, dtype=np.float64)
         return flat.reshape(lead, -1).sum(axis=0, dtype=np.float64).reshape(length, -1).sum(axis=1)
     blocks = member.size // length if length else 0
-    if blocks * length != member.size or member.axis == 0 or values.shape[0] % blocks:
+    rows_axis = 0 if member.axis == 1 else member.axis + 1
+    if (
+        blocks * length != member.size
+        or member.axis == 0
+        or rows_axis >= values.ndim
+        or values.shape[rows_axis] % blocks
+    ):
         raise WeightsError(
             f"{member.parameter}: axis {member.axis} of shape {tuple(values.shape)} does not hold "
             f"{member.size} channels"
         )
-    rows = values.reshape(blocks, values.shape[0] // blocks, *values.shape[1:])
-    others = tuple(axis for axis in range(rows.ndim) if axis not in (0, member.axis + 1))
+    ordered = np.moveaxis(values, (rows_axis, member.axis), (0, 1))
+    rows = ordered.reshape(blocks, ordered.shape[0] // blocks, *ordered.shape[1:])
+    others = tuple(axis for axis in range(rows.ndim) if axis not in (0, 2))
     return rows.sum(axis=others, dtype=np.float64).reshape(-1)
 
 

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from openwork.errors import ModelError
+from openwork.graph.costs import cost_terms
 from openwork.graph.groups import CostTerm, Frozen, IntArray, PruneGroup
 from openwork.graph.plan import GroupCut, Repair, group_cut
 from openwork.graph.select import lowest
 from openwork.graph.settle import Settled, settle
-from openwork.torch.costs import cost_terms
 from openwork.torch.layers import certain_repairs, cut_shapes
 from openwork.torch.prediction import Prediction
 from openwork.torch.repair import Memory, Unrepairable, repair
@@ -78,7 +78,9 @@ class Analysis:
     @property
     def costs(self) -> list[CostTerm]:
         """What each operator, parameter and result costs as a function of the units kept in each group."""
-        return cost_terms(self.trace, self.settled, dict(self.model.named_parameters()))
+        traced = self.trace.parameters
+        labels = {name: traced.get(name, values.numel()) for name, values in self.model.named_parameters()}
+        return cost_terms(self.trace.records, labels, self.trace.store, self.settled)
 
     def group_of(self, parameter: str, axis: int = 0) -> PruneGroup | None:
         """The group that an axis of a parameter belongs to."""

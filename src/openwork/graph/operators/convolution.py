@@ -30,6 +30,7 @@ def convolution(
     transposed: bool,
     shape: Sequence[int],
     parameter: str | None,
+    inner_axis: int = 1,
 ) -> LabelMap:
     """The result of a convolution.
 
@@ -42,6 +43,7 @@ def convolution(
         transposed: transposed convolution.
         shape: shape of the result.
         parameter: name of the parameter that `weight` is, if it is one.
+        inner_axis: axis 1 of `weight` as the parameter itself numbers it (2 for [taps.., in / groups, out]).
     """
     space = len(weight.shape) - 2
     channel = len(x.shape) - space - 1
@@ -59,7 +61,7 @@ def convolution(
         if outgoing is not None:
             store.mark(outgoing, Role.PRODUCES)
     else:
-        outgoing = _grouped(store, incoming, weight, groups, transposed, parameter)
+        outgoing = _grouped(store, incoming, weight, groups, transposed, parameter, inner_axis)
     if outgoing is not None and shape[channel] > 1:
         entries.append(Entry((channel,), outgoing, (channel,)))
     # Weights made by the network (dynamic convolution) may have labels elsewhere too; batch never carries any.
@@ -85,6 +87,7 @@ def _grouped(
     groups: int,
     transposed: bool,
     parameter: str | None,
+    inner_axis: int,
 ) -> IntArray | None:
     """Labels of the output channels of a convolution with groups."""
     outer, inner = weight.shape[0], weight.shape[1]
@@ -124,7 +127,7 @@ def _grouped(
         store.unify(rows, incoming.reshape(groups, 1))
         return np.repeat(outer_labels, inner) if transposed else outer_labels
     assert parameter is not None
-    grouped = store.grouped_axis(parameter, 1, groups, inner)
+    grouped = store.grouped_axis(parameter, inner_axis, groups, inner)
     into, out = (rows, grouped) if transposed else (grouped, rows)
     store.mark(into, Role.CONSUMES)
     store.mark(out, Role.PRODUCES)

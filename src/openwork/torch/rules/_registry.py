@@ -13,18 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from openwork.graph.costs import Cost
 from openwork.graph.labels import LabelMap, LabelStore
 from openwork.torch.watch import Call
 
 __all__ = ["RULES", "Context", "Cost", "Rule", "find_rule", "rule"]
-
-
-@dataclass(frozen=True, eq=False)
-class Cost:
-    """Multiply-accumulates of a call: product of the lengths of (map, axis) factors, over `divisor`."""
-
-    factors: tuple[tuple[LabelMap, int], ...]
-    divisor: float = 1.0
 
 
 class Maps(Protocol):
