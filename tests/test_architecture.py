@@ -31,7 +31,9 @@ ROOMS: dict[str, set[str]] = {
     "report": BASE | {"graph", "search"},
     "onnx": BASE | {"sparsity"},
     "convert": BASE | {"onnx", "sparsity"},
-    "torch": BASE | {"config", "graph", "importance", "record", "report", "search", "sparsity"},
+    "retrain": BASE | {"config", "graph", "importance", "record", "report", "search"},
+    "torch": BASE | {"config", "graph", "importance", "record", "report", "retrain", "search", "sparsity"},
+    "tensorflow": BASE | {"config", "graph", "importance", "record", "report", "retrain", "search", "sparsity"},
     "demo": BASE | {"record", "report", "torch"},
     "cli": {"errors"},
 }
@@ -51,7 +53,9 @@ OUTSIDE: dict[str, set[str]] = {
     "report": {"numpy", "rich", "jinja2"},
     "onnx": {"numpy", "protobuf", "onnx"},
     "convert": {"numpy", "protobuf", "onnx", "onnxruntime", "tensorflow", "tf2onnx", "click", "rich"},
+    "retrain": {"numpy", "rich"},
     "torch": {"numpy", "protobuf", "torch", "onnx", "onnxruntime", "click", "rich"},
+    "tensorflow": {"numpy", "protobuf", "tensorflow", "keras", "rich"},
     "demo": {"numpy", "torch", "onnxruntime", "sklearn", "click", "rich"},
     "cli": {"click"},
 }

@@ -78,3 +78,11 @@ def test_not_a_plan(tmp_path: Path) -> None:
         Plan.load(tmp_path / "none.json")
     with pytest.raises(FileError, match="folder"):
         Plan.load(tmp_path)
+
+
+def test_the_layer_of_a_cut_is_written_where_the_parameter_does_not_say_it(tmp_path: Path) -> None:
+    cut = Cut("w", 3, Role.PRODUCES, 4, 1, np.array([2]), layer="a/b.c/Conv2D")
+    Plan((GroupCut(0, 4, 3, 1, (cut,)),)).save(tmp_path / "plan.json")
+    (loaded,) = Plan.load(tmp_path / "plan.json").cuts
+    assert loaded.module == "a/b.c/Conv2D"
+    assert loaded.parameter == "w"

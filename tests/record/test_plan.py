@@ -266,3 +266,22 @@ def test_equal_positions_are_stored_once() -> None:
     decoded = decode_plan(travel([record]))
     assert decoded is not None
     assert all(np.array_equal(item.removed, removed) for item in decoded[0][0].cuts)
+
+
+def test_layers_may_have_other_names_than_their_parameters() -> None:
+    group = PlanGroup(
+        0,
+        4,
+        3,
+        [
+            PlanCut("w", 3, "produces", 4, 1, np.array([2]), 0, 4, "a/b.c/Conv2D"),
+            PlanCut("v", 2, "consumes", 4, 1, np.array([2]), 0, 4, "MatMul"),
+        ],
+    )
+    kinds = {"a/b.c/Conv2D": LayerKind("Conv2D"), "MatMul": LayerKind("MatMul")}
+    text = dump_record(Record(channels=encode_plan([group], [], kinds)))
+    (record,) = parse_record_text(text).channels
+    assert [node.name for node in record.nodes] == ["a/b.c/Conv2D", "MatMul"]
+    decoded = decode_plan([record])
+    assert decoded is not None
+    assert [(c.parameter, c.layer) for c in decoded[0][0].cuts] == [("w", "a/b.c/Conv2D"), ("v", "MatMul")]  # type: ignore[union-attr]

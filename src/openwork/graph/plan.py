@@ -37,6 +37,7 @@ class Cut:
         removed: int64, ascending.
         span: first position of the group on this axis, and one beyond its last (a concatenation is read in
             parts); the whole axis if not given.
+        layer: see `openwork.graph.groups.Member`.
     """
 
     parameter: str
@@ -46,6 +47,12 @@ class Cut:
     blocks: int
     removed: IntArray
     span: tuple[int, int] = (0, 0)
+    layer: str = ""
+
+    @property
+    def module(self) -> str:
+        """Path of the module (name of the layer) that owns the parameter."""
+        return self.layer or self.parameter.rpartition(".")[0]
 
     def __post_init__(self) -> None:
         if self.span == (0, 0):
@@ -121,6 +128,7 @@ class Plan:
                             "blocks": cut.blocks,
                             "span": list(cut.span),
                             "removed": format_ranges(cut.removed),
+                            **({"layer": cut.layer} if cut.layer else {}),
                         }
                         for cut in group.cuts
                     ],
@@ -174,6 +182,7 @@ def _cut(content: Mapping[str, Any]) -> Cut:
         int(content["blocks"]),
         parse_ranges(str(content["removed"]), int(content["size"])),
         (int(content["span"][0]), int(content["span"][1])),
+        str(content.get("layer", "")),
     )
     check_cut(cut)
     return cut
@@ -200,5 +209,6 @@ def group_cut(group: PruneGroup, removed: IntArray) -> GroupCut:
         positions = member.positions[dead[member.units]]
         if len(positions):
             span = int(member.positions[0]), int(member.positions[-1]) + 1
-            cuts.append(Cut(member.parameter, member.axis, member.role, member.size, member.blocks, positions, span))
+            where = member.parameter, member.axis, member.role, member.size, member.blocks
+            cuts.append(Cut(*where, positions, span, member.layer))
     return GroupCut(group.index, group.units, group.units - int(dead.sum()), group.blocks, tuple(cuts))

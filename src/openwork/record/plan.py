@@ -11,7 +11,7 @@ JSON of a group::
      "cuts": [["conv1.weight", 0, "produces", 64, 1, 0, 64, 0], ...]}
 
 ``groups`` is the number of groups of the plan, so that a missing one is noticed; a cut is parameter, axis, role,
-size, blocks, begin, end, number of its set in ``removed``.
+size, blocks, begin, end, number of its set in ``removed``, and the layer where parameter names do not say it.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class PlanCut:
         blocks: equal consecutive blocks of `size`, each of which loses the same number.
         removed: int64, ascending, in ``begin..end-1``.
         begin, end: the range that the group's channels span on this axis; `end` None: `size`.
+        layer: name of the layer, where parameter names do not say it.
     """
 
     parameter: str
@@ -59,6 +60,12 @@ class PlanCut:
     removed: npt.NDArray[np.int64]
     begin: int = 0
     end: int | None = None
+    layer: str = ""
+
+    @property
+    def module(self) -> str:
+        """Path of the module (name of the layer) that owns the parameter."""
+        return self.layer or self.parameter.rpartition(".")[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +197,8 @@ def _group_json(group: PlanGroup, cuts: Sequence[PlanCut], count: int) -> str:
         except ValueError as error:
             raise RecordError(f"{cut.parameter!r}, axis {cut.axis}: {error}") from error
         number = sets.setdefault(ranges, len(sets))
-        rows.append([cut.parameter, cut.axis, str(cut.role), cut.size, cut.blocks, cut.begin, end, number])
+        row = [cut.parameter, cut.axis, str(cut.role), cut.size, cut.blocks, cut.begin, end, number]
+        rows.append([*row, cut.layer] if cut.layer else row)
     return _compact(
         {
             "version": _VERSION,
@@ -232,8 +240,11 @@ def _read_group(content: Any, where: str, count: int) -> PlanGroup:
     decoded: dict[tuple[int, int], npt.NDArray[np.int64]] = {}
     cuts = []
     for row in _expect(data.get("cuts"), list, where):
-        parameter, axis, role, size, blocks, begin, end, number = _expect(row, list, where, length=8)
+        named = isinstance(row, list) and len(row) == 9
+        *row, layer = row if named else [*_expect(row, list, where, length=8), ""]
+        parameter, axis, role, size, blocks, begin, end, number = row
         _expect(parameter, str, where)
+        _expect(layer, str, where)
         for value in (axis, size, blocks, begin, end, number):
             _expect(value, int, where)
         if not 0 <= number < len(sets):
@@ -241,7 +252,7 @@ def _read_group(content: Any, where: str, count: int) -> PlanGroup:
         try:
             if (number, size) not in decoded:
                 decoded[number, size] = parse_ranges(sets[number], size)
-            cut = PlanCut(parameter, axis, role, size, blocks, decoded[number, size], begin, end)
+            cut = PlanCut(parameter, axis, role, size, blocks, decoded[number, size], begin, end, layer)
             _check_cut(cut, cut.removed)
         except ValueError as error:
             raise RecordError(f"{where}: {parameter!r}: {error}") from error
@@ -255,7 +266,7 @@ def _amct_record(group: PlanGroup, cuts: Sequence[PlanCut], kinds: Mapping[str, 
     carriers: dict[str, PruneNode] = {}
     sides = {"produces": producers, "consumes": consumers, "carries": carriers}
     for cut in cuts:
-        module = cut.parameter.rpartition(".")[0]
+        module = cut.module
         if module in kinds:
             sides[cut.role].setdefault(module, _node(module, kinds[module], cut, group))
     # A layer that makes channels carries them too, in its bias; it is listed once.
@@ -267,7 +278,7 @@ def _amct_record(group: PlanGroup, cuts: Sequence[PlanCut], kinds: Mapping[str, 
         elif cuts:
             cut = next((cut for cut in cuts if cut.role == "produces"), cuts[0])
             # The root module's own parameter has no module path; its own name stands for it.
-            module = cut.parameter.rpartition(".")[0] or cut.parameter
+            module = cut.module or cut.parameter
             producers[module] = _node(module, LayerKind("Parameter"), cut, group)
     return ChannelPruneRecord(tuple(producers.values()), tuple(readers.values()))
 
@@ -288,7 +299,7 @@ def _compare(record: ChannelPruneRecord, group: PlanGroup, where: str) -> None:
     """Someone may have edited the nodes by hand; the plan must not silently win."""
     cuts: dict[str, list[PlanCut]] = {}
     for cut in _cuts(group):
-        cuts.setdefault(cut.parameter.rpartition(".")[0] or cut.parameter, []).append(cut)
+        cuts.setdefault(cut.module or cut.parameter, []).append(cut)
     for node in record.nodes:
         candidates = cuts.get(node.name, [])
         if not any(np.array_equal(cut.removed, node.prune_index) for cut in candidates):

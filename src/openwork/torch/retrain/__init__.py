@@ -1,5 +1,6 @@
 """AMCT's flow: create, retrain, restore, save."""
 
+from openwork.retrain.logs import set_logging_level
 from openwork.torch.retrain.compressed import (
     create_compressed_retrain_model,
     restore_compressed_retrain_model,
@@ -10,7 +11,6 @@ from openwork.torch.retrain.flow import (
     restore_prune_retrain_model,
     save_prune_retrain_model,
 )
-from openwork.torch.retrain.logs import set_logging_level
 
 __all__ = [
     "create_compressed_retrain_model",

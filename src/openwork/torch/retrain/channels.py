@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from torch import nn
 
-from openwork import importance as criteria
 from openwork.config import (
     PYTORCH_TYPES,
     LayerSetting,
@@ -20,15 +17,14 @@ from openwork.config import (
     read_chosen_channels,
     resolve,
 )
-from openwork.graph.groups import IntArray, PruneGroup, Role
-from openwork.graph.select import balanced, lowest, removable
+from openwork.graph.groups import IntArray
+from openwork.retrain.choice import choose_units, report_choice, whole_modules, why_nothing_goes
 from openwork.torch.analysis import Analysis
 from openwork.torch.prune import PrunePlan, weights_of
 
 __all__ = ["choose", "masks_asked", "plan_channels", "quantisation_asked", "report", "settings_of", "why_nothing"]
 
 _LOG = logging.getLogger("openwork")
-_SKIPS = ("skip_layers", "regular_prune_skip_layers", "skip_layer_types", "regular_prune_skip_types")
 
 
 def _is_depthwise(module: nn.Module) -> bool:
@@ -49,21 +45,6 @@ def _kind(module: nn.Module, named: set[str]) -> str:
     return own
 
 
-def _whole_modules(config: RetrainConfig, paths: Collection[str]) -> RetrainConfig:
-    """The config in which a skip of a module skips all layers inside it."""
-
-    def below(names: tuple[str, ...]) -> tuple[str, ...]:
-        inside = [path for path in paths for name in names if path.startswith(f"{name}.")]
-        return tuple(dict.fromkeys([*names, *inside]))
-
-    return replace(
-        config,
-        skip_layers=below(config.skip_layers),
-        regular_prune_skip_layers=below(config.regular_prune_skip_layers),
-        quant_skip_layers=below(config.quant_skip_layers),
-    )
-
-
 def settings_of(config: RetrainConfig, analysis: Analysis) -> dict[str, LayerSetting]:
     """What the config says of every layer of the model."""
     modules = {name: module for name, module in analysis.model.named_modules() if name}
@@ -73,7 +54,7 @@ def settings_of(config: RetrainConfig, analysis: Analysis) -> dict[str, LayerSet
     plain = {name: module for name, module in modules.items() if not _is_depthwise(module)}
     prunable = [name for name, module in plain.items() if isinstance(module, (nn.Conv2d, nn.Linear))]
     return resolve(
-        _whole_modules(config, modules),
+        whole_modules(config, modules),
         {name: _kind(module, named) for name, module in modules.items()},
         prunable=prunable,
         maskable=[
@@ -95,7 +76,7 @@ def _without_analysis(config: RetrainConfig, model: nn.Module) -> dict[str, Laye
     named = {*config.skip_layer_types, *config.regular_prune_skip_types, *config.quant_skip_types}
     named.update(override.name for override in config.override_layer_types)
     return resolve(
-        _whole_modules(config, modules),
+        whole_modules(config, modules),
         {name: _kind(module, named) for name, module in modules.items()},
         prunable=modules,
         maskable=_quantizable(modules),
@@ -130,26 +111,6 @@ def _owners(model: nn.Module) -> dict[str, list[str]]:
     return owners
 
 
-def _group_setting(
-    group: PruneGroup, settings: Mapping[str, LayerSetting], owners: Mapping[str, list[str]]
-) -> tuple[float, bool]:
-    """Ratio and alignment of tied layers: the smallest of the ratios, aligned if any asks; 0 if one is skipped."""
-    found = [
-        settings[path]
-        for member in group.producers
-        for path in owners.get(member.parameter, [_layer(member.module)])
-        if path in settings
-    ]
-    asked = [setting.channels for setting in found if setting.channels is not None]
-    if not asked or any(_skipped(setting) for setting in found):
-        return 0.0, False
-    return min(channels.ratio for channels in asked), any(channels.aligned for channels in asked)
-
-
-def _skipped(setting: LayerSetting) -> bool:
-    return setting.prune is None and setting.reason.partition(" ")[0] in _SKIPS
-
-
 def choose(
     analysis: Analysis, settings: Mapping[str, LayerSetting], remembered: Mapping[str, IntArray]
 ) -> dict[int, IntArray]:
@@ -160,36 +121,14 @@ def choose(
         settings: what the config says of each layer.
         remembered: channels that a search chose, by layer; they go before any ranking.
     """
-    criterion = criteria.get("balanced_l2")
-    weights = weights_of(analysis.model)
     owners = _owners(analysis.model)
-    chosen: dict[int, IntArray] = {}
-    for group in analysis.groups:
-        ratio, aligned = _group_setting(group, settings, owners)
-        if ratio <= 0:
-            continue
-        exact = _remembered_units(group, remembered)
-        if exact is not None:
-            chosen[group.index] = exact
-            continue
-        count = removable(group, ratio, 16 if aligned else 1)
-        if count:
-            chosen[group.index] = lowest(group, np.asarray(criterion.score(group, weights)), count)
-    return {index: units for index, units in chosen.items() if len(units)}
-
-
-def _remembered_units(group: PruneGroup, remembered: Mapping[str, IntArray]) -> IntArray | None:
-    for member in group.producers:
-        positions = remembered.get(member.module)
-        if positions is None:
-            continue
-        gone = np.isin(member.positions, positions)
-        units = np.unique(member.units[gone])
-        whole = np.isin(member.units, units)
-        if bool((whole == gone).all()) and balanced(group, units.astype(np.int64)):
-            return units.astype(np.int64)
-        _LOG.warning("the channels remembered for %s do not fit this model; they are ranked anew", member.module)
-    return None
+    return choose_units(
+        analysis.groups,
+        settings,
+        remembered,
+        weights_of(analysis.model),
+        lambda parameter, module: owners.get(parameter, [_layer(module)]),
+    )
 
 
 def plan_channels(analysis: Analysis, config: RetrainConfig, text: str) -> tuple[PrunePlan, dict[str, LayerSetting]]:
@@ -209,36 +148,13 @@ def plan_channels(analysis: Analysis, config: RetrainConfig, text: str) -> tuple
 
 def why_nothing(analysis: Analysis, settings: Mapping[str, LayerSetting], source: Any) -> str:
     """Words for the error when a config leads to an empty plan."""
-    asked = [name for name, setting in settings.items() if setting.channels is not None]
-    if not asked:
-        reasons = sorted({setting.reason for setting in settings.values() if _skipped(setting)})
-        why = "; ".join(reasons[:3]) or "none is named"
-        return f"{source}: nothing is pruned: no layer that can be pruned is left ({why})"
-    tied = {_layer(member.module): group for group in analysis.groups for member in group.producers}
-    name = next((name for name in asked if name in tied), None)
-    if name is None:
-        return f"{source}: nothing is pruned: {asked[0]!r} cannot lose channels: {_why_kept(analysis, asked[0])}"
-    for member in tied[name].producers:
-        if _layer(member.module) in settings and _skipped(settings[_layer(member.module)]):
-            why = f"{name!r} is tied to {_layer(member.module)!r}, and {settings[_layer(member.module)].reason}"
-            return f"{source}: nothing is pruned: {why}"
-    setting = settings[name].channels
-    assert setting is not None
-    return (
-        f"{source}: nothing is pruned: prune_ratio {setting.ratio} leaves all {tied[name].units} channels of {name!r}"
-        + (" (ascend_optimized rounds up to a multiple of 16)" if setting.aligned else "")
-    )
+    return why_nothing_goes(analysis.groups, settings, source, _layer, lambda name: _why_kept(analysis, name))
 
 
 def report(analysis: Analysis, plan: PrunePlan, settings: Mapping[str, LayerSetting]) -> None:
     """Log what each group loses, and why layers that the config asks for lose nothing."""
-    for group in plan.groups:
-        names = [cut.parameter.rpartition(".")[0] for cut in group.cuts if cut.role is Role.PRODUCES]
-        _LOG.info("%s: %d of %d channels stay", ", ".join(dict.fromkeys(names)), group.units_after, group.units_before)
     produced = {_layer(member.module) for group in analysis.groups for member in group.producers}
-    for name, setting in settings.items():
-        if setting.channels is not None and name not in produced:
-            _LOG.info("%s keeps all its channels: %s", name, _why_kept(analysis, name))
+    report_choice(plan.groups, produced, settings, lambda name: _why_kept(analysis, name))
 
 
 def _why_kept(analysis: Analysis, layer: str) -> str:

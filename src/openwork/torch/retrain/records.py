@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 from torch import nn
 
-from openwork.graph.groups import Role
-from openwork.graph.plan import Cut, GroupCut, Repair
-from openwork.record import (
-    ChannelPruneRecord,
-    LayerKind,
-    PlanCut,
-    PlanGroup,
-    PlanRepair,
-    Record,
-    decode_plan,
-    encode_plan,
-)
+from openwork.record import ChannelPruneRecord, LayerKind, Record
+from openwork.retrain.records import plan_in_record, plan_records
 from openwork.torch.prune import PrunePlan
 from openwork.torch.retrain.amct_records import plan_of_amct
 
@@ -44,21 +33,7 @@ def records_from_plan(plan: PrunePlan, model: nn.Module) -> list[ChannelPruneRec
         plan: the plan.
         model: the unpruned model.
     """
-    groups = [
-        PlanGroup(
-            group.index,
-            group.units_before,
-            group.units_after,
-            [
-                PlanCut(cut.parameter, cut.axis, cut.role.value, cut.size, cut.blocks, cut.removed, *cut.span)
-                for cut in group.cuts
-            ],
-            group.blocks,
-        )
-        for group in plan.groups
-    ]
-    repairs = [PlanRepair(item.module, item.attribute, item.old, item.new) for item in plan.repairs]
-    return encode_plan(groups, repairs, layer_kinds(model))
+    return plan_records(plan, layer_kinds(model))
 
 
 def plan_from_record(record: Record, model: nn.Module) -> PrunePlan:
@@ -71,31 +46,5 @@ def plan_from_record(record: Record, model: nn.Module) -> PrunePlan:
     Raises:
         RecordError: the record is of another model, or damaged.
     """
-    decoded = decode_plan(record.channels, record.source)
-    if decoded is None:
-        return plan_of_amct(record, model)
-    groups, repairs = decoded
-    return PrunePlan(
-        tuple(
-            GroupCut(
-                group.index,
-                group.units_before,
-                group.units_after,
-                group.blocks,
-                tuple(
-                    Cut(
-                        cut.parameter,
-                        cut.axis,
-                        Role(cut.role),
-                        cut.size,
-                        cut.blocks,
-                        np.asarray(cut.removed, dtype=np.int64),
-                        (cut.begin, cut.size if cut.end is None else cut.end),
-                    )
-                    for cut in (c if isinstance(c, PlanCut) else PlanCut(*c) for c in group.cuts)
-                ),
-            )
-            for group in groups
-        ),
-        tuple(Repair(item.module, item.attribute, item.old, item.new) for item in repairs),
-    )
+    found = plan_in_record(record)
+    return plan_of_amct(record, model) if found is None else PrunePlan(*found)

@@ -26,6 +26,7 @@ from openwork.files import check_writable, write_text
 from openwork.graph.groups import CostTerm, IntArray, PruneGroup
 from openwork.graph.select import lowest, removable
 from openwork.report import SearchReport, print_table, search_table, write_html
+from openwork.retrain.writing import config_text
 from openwork.search import (
     SearchChannelBase,
     SearchGroup,
@@ -46,7 +47,6 @@ from openwork.torch.search._batches import Batch, read_batches
 from openwork.torch.search._distributed import is_writer
 from openwork.torch.search._graph import SearchGraph, graph_info
 from openwork.torch.search._latency import LatencyMeter, latency_cost
-from openwork.torch.search._writing import config_text
 from openwork.torch.structure import unwrap
 
 __all__ = ["auto_channel_prune_search", "get_sensitivity"]
