@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import openwork.torch as ow
+from openwork.retrain.search import per_sample
 from openwork.torch.search import LatencyMeter, latency_cost
 from openwork.torch.search._batches import Batch
 from openwork.torch.search._latency import _graph, _shape_of, axis_length
-from openwork.torch.search._search import _per_sample
 from openwork.torch.search.testing import small_net
 from openwork.torch.structure import bind_inputs
 
@@ -85,6 +85,6 @@ def test_table_and_meter():
 def test_costs_do_not_depend_on_the_batch():
     net, images, _ = small_net()
     one = ow.analyze(net, images[:1]).costs
-    six = _per_sample(ow.analyze(net, images).costs, 6)
+    six = per_sample(ow.analyze(net, images).costs, 6)
     full = [8, 12]
     assert [term.value(full) for term in six] == pytest.approx([term.value(full) for term in one])

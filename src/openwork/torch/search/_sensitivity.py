@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import nn
 
-from openwork.errors import WeightsError
 from openwork.graph.groups import PruneGroup
 from openwork.importance import FloatArray
-from openwork.search import SensitivityBase
-from openwork.search._records import GraphInfo, set_attribute, shown_member, spread
+from openwork.retrain.sensitivity import GroupSensitivity, refuse_silence
+from openwork.search._records import GraphInfo
 from openwork.torch.search._batches import Batch, device_of, read_batches
 from openwork.torch.search._distributed import rank_and_size, sum_over_ranks
 from openwork.torch.search._graph import SearchGraph
@@ -22,37 +21,15 @@ from openwork.torch.search._loss import LossFunction
 __all__ = ["BuiltinSensitivity", "DataSensitivity"]
 
 
-class BuiltinSensitivity(SensitivityBase):
-    """Scores the units of groups and writes them to the records.
-
-    Attributes:
-        progress: called with the share of the work that is done; set by `auto_channel_prune_search`.
-    """
+class BuiltinSensitivity(GroupSensitivity):
+    """Scores the units of groups of a torch model and writes them to the records."""
 
     graph: SearchGraph
-    graph_info: GraphInfo
-    progress: Callable[[float], None] | None = None
 
     @property
     def model(self) -> nn.Module:
         """The model."""
         return self.graph.model
-
-    def setup_initialization(
-        self, graph_tuple: tuple[Any, GraphInfo], input_data: Any, test_iteration: int, output_nodes: Any = None
-    ) -> None:
-        """See `SensitivityBase.setup_initialization`."""
-        self.graph, self.graph_info = graph_tuple
-
-    def get_sensitivity(self, search_records: Sequence[Any]) -> None:
-        """See `SensitivityBase.get_sensitivity`."""
-        groups = [self.graph.group_of(record) for record in search_records]
-        for record, group, scores in zip(search_records, groups, self.scores(groups), strict=True):
-            set_attribute(record.producer[0], "sensitivity", spread(group, scores))
-
-    @abc.abstractmethod
-    def scores(self, groups: Sequence[PruneGroup]) -> list[FloatArray]:
-        """What is lost with each unit: float64 [units] for each group."""
 
 
 class DataSensitivity(BuiltinSensitivity):
@@ -111,13 +88,7 @@ class DataSensitivity(BuiltinSensitivity):
             if self.progress is not None:
                 self.progress((number + 1) / len(mine))
         totals = [total / count for total in sum_over_ranks(totals, device_of(self.model))]
-        for group, total in zip(groups, totals, strict=True):
-            if not total.any():
-                raise WeightsError(
-                    f"layer {shown_member(group).module!r}: the sensitivity of all its {group.units} channels is 0 "
-                    "on input_data; no gradient reaches it. Give other data, or skip the layer "
-                    "(regular_prune_skip_layers in the file that override_prune_cfg names)"
-                )
+        refuse_silence(groups, totals)
         return totals
 
     @abc.abstractmethod

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from openwork.retrain.search import set_up
 from openwork.search import SensitivityBase, get_attribute, make_record
 from openwork.torch.analysis import analyze
 from openwork.torch.search._graph import SearchGraph, graph_info
-from openwork.torch.search._search import _setup
 
 __all__ = ["SensitivitySuite", "small_net"]
 
@@ -73,7 +73,7 @@ class SensitivitySuite:
         records = [make_record(group) for group in analysis.groups]
         sensitivity = self.make()
         graph = SearchGraph(net, analysis.groups)
-        _setup(sensitivity, (graph, graph_info(net, analysis.costs, analysis.groups)), data, count)
+        set_up(sensitivity, (graph, graph_info(net, analysis.costs, analysis.groups)), data, count)
         sensitivity.get_sensitivity(records)
         result = {}
         for record in records:
