@@ -10,7 +10,7 @@ from pathlib import Path
 
 from openwork.errors import FileError
 
-__all__ = ["atomic_path", "check_writable", "read_text", "write_bytes", "write_text"]
+__all__ = ["atomic_path", "check_writable", "read_bytes", "read_text", "write_bytes", "write_text"]
 
 
 @contextlib.contextmanager
@@ -57,8 +57,8 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def read_text(path: str | os.PathLike[str], what: str, limit: int = 64 << 20) -> str:
-    """Read a UTF-8 text file.
+def read_bytes(path: str | os.PathLike[str], what: str, limit: int) -> bytes:
+    """Read a file.
 
     Args:
         path: the file.
@@ -66,7 +66,7 @@ def read_text(path: str | os.PathLike[str], what: str, limit: int = 64 << 20) ->
         limit: size in bytes above which the file is refused unread.
 
     Raises:
-        FileError: missing, a folder, unreadable, larger than `limit`, or not UTF-8.
+        FileError: missing, a folder, unreadable, or larger than `limit`.
     """
     target = Path(path)
     if target.is_dir():
@@ -75,15 +75,25 @@ def read_text(path: str | os.PathLike[str], what: str, limit: int = 64 << 20) ->
         size = target.stat().st_size
         if size > limit:
             raise FileError(f"{what} {target} has {size:,} bytes; at most {limit:,} are read")
-        return target.read_bytes().decode("utf-8")
+        return target.read_bytes()
     except FileNotFoundError as error:
         raise FileError(f"{what} {target} does not exist") from error
-    except UnicodeDecodeError as error:
-        raise FileError(f"{what} {target} is not UTF-8 text (byte {error.start}: {error.reason})") from error
     except OSError as error:
         if isinstance(error, FileError):
             raise
         raise FileError(f"{what} {target} cannot be read: {error.strerror or error}") from error
+
+
+def read_text(path: str | os.PathLike[str], what: str, limit: int = 64 << 20) -> str:
+    """Read a UTF-8 text file; otherwise as `read_bytes`.
+
+    Raises:
+        FileError: missing, a folder, unreadable, larger than `limit`, or not UTF-8.
+    """
+    try:
+        return read_bytes(path, what, limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FileError(f"{what} {Path(path)} is not UTF-8 text (byte {error.start}: {error.reason})") from error
 
 
 def check_writable(path: str | os.PathLike[str], what: str) -> None:

@@ -1,0 +1,1 @@
+"""TensorFlow: the same system on tf.Graph."""
