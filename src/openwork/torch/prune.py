@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -13,9 +12,9 @@ from torch import nn
 
 from openwork import importance as criteria
 from openwork.errors import ConfigError, ModelError, NothingToPruneError, nearest
-from openwork.graph.groups import IntArray, PruneGroup
+from openwork.graph.groups import IntArray
 from openwork.graph.plan import Plan
-from openwork.graph.select import balanced, lowest, removable
+from openwork.retrain.ratio import check_share, lies_in, named_units, nothing_goes, units_by_ratio
 from openwork.torch.analysis import Analysis, _analyze
 from openwork.torch.structure import all_tensors, unwrap
 from openwork.torch.surgery import apply_plan
@@ -97,13 +96,10 @@ def prune(
         ModelError: the forward fails (says where).
         UnsupportedModelError: not an nn.Module, or a ScriptModule.
     """
-    if not (isinstance(ratio, (int, float)) and math.isfinite(ratio) and 0 < ratio < 1):
-        raise ConfigError(f"ratio is {ratio!r}; it must be greater than 0 and less than 1")
-    if not isinstance(round_to, int) or isinstance(round_to, bool) or round_to < 1:
-        raise ConfigError(f"round_to is {round_to!r}; it must be an integer of at least 1")
+    check_share(ratio, round_to)
     if isinstance(skip, str):
         skip = (skip,)
-    criterion = criteria.get(importance)
+    criteria.get(importance)
     if analysis is None:
         analysis = _analyze(model, inputs)
     elif analysis.model is not unwrap(model):
@@ -112,41 +108,21 @@ def prune(
     weights = weights_of(analysis.model)
     if groups is not None:
         analysis.check()
-        chosen = _explicit(analysis, groups)
+        chosen = named_units(analysis.groups, groups)
         found = analysis.plan(chosen)
         if found is None:
             raise ConfigError("groups: the model's code does not allow this choice; see analyze(...).frozen")
     else:
         found = None
         while found is None:
-            chosen = {}
-            for group in analysis.groups:
-                if _skipped(group, skip):
-                    continue
-                count = removable(group, ratio, round_to)
-                if count:
-                    chosen[group.index] = lowest(group, _scores(criterion, importance, group, weights), count)
+            chosen = units_by_ratio(
+                analysis.groups, ratio, round_to, importance, weights, lambda group: lies_in(group, skip)
+            )
             if not chosen:
-                raise NothingToPruneError(_nothing(analysis, skip))
+                raise NothingToPruneError(nothing_goes(type(analysis.model).__name__, analysis.groups, analysis.frozen))
             found = analysis.plan(chosen)
     plan = PrunePlan(*found)
     return apply_plan(analysis.model, plan), plan
-
-
-def _scores(criterion: Any, name: Any, group: PruneGroup, weights: Callable[[str], np.ndarray]) -> np.ndarray:
-    scores = np.asarray(criterion.score(group, weights), dtype=np.float64)
-    where = f"importance {name!r}: the scores of group {group.index}"
-    if scores.shape != (group.units,):
-        raise ConfigError(f"{where} have shape {list(scores.shape)}; [{group.units}] is needed")
-    if not np.isfinite(scores).all():
-        raise ConfigError(f"{where} are not all finite (weights with NaN or infinity?)")
-    return scores
-
-
-def _skipped(group: PruneGroup, skip: Collection[str]) -> bool:
-    return any(
-        member.module == path or member.module.startswith(path + ".") for member in group.producers for path in skip
-    )
 
 
 def _check_skip(model: nn.Module, skip: Collection[str]) -> None:
@@ -154,34 +130,3 @@ def _check_skip(model: nn.Module, skip: Collection[str]) -> None:
     for path in skip:
         if path not in names:
             raise ConfigError(f"skip: {path!r} is no module of {type(model).__name__}; {nearest(path, names)}")
-
-
-def _explicit(analysis: Analysis, groups: Mapping[int, IntArray]) -> dict[int, IntArray]:
-    chosen: dict[int, IntArray] = {}
-    for index, units in groups.items():
-        if not 0 <= index < len(analysis.groups):
-            raise ConfigError(f"groups: {index} is no group; allowed: 0..{len(analysis.groups) - 1}")
-        group = analysis.groups[index]
-        given = np.asarray(units)
-        if given.size and given.dtype.kind not in "iu":
-            raise ConfigError(f"groups[{index}] holds {given.dtype} values; unit numbers are needed")
-        array = np.unique(given.astype(np.int64))
-        if len(array) and (array[0] < 0 or array[-1] >= group.units):
-            raise ConfigError(f"groups[{index}]: unit {array[-1]} is not in 0..{group.units - 1}")
-        if len(array) and not balanced(group, array):
-            raise ConfigError(
-                f"groups[{index}]: {len(array)} units; from its {group.blocks} blocks go {group.steps.tolist()} units "
-                f"at a time, at most {group.most_steps} times"
-            )
-        chosen[index] = array
-    return chosen
-
-
-def _nothing(analysis: Analysis, skip: Collection[str]) -> str:
-    name = type(analysis.model).__name__
-    if analysis.groups:
-        return f"nothing to prune in {name}: {len(analysis.groups)} groups, all skipped or too small for this ratio"
-    reasons = "; ".join(frozen.reason for frozen in analysis.frozen[:3])
-    if len(analysis.frozen) > 3:
-        reasons += f"; and {len(analysis.frozen) - 3} more reasons"
-    return f"nothing to prune in {name}: no channel may be removed ({reasons or 'it has no weights'})"
