@@ -20,7 +20,8 @@ from openwork.graph.select import lowest
 from openwork.graph.settle import Settled, settle
 from openwork.torch.layers import certain_repairs, cut_shapes
 from openwork.torch.prediction import Prediction
-from openwork.torch.repair import Memory, Unrepairable, repair
+from openwork.torch.recall import Memory
+from openwork.torch.repair import Unrepairable, repair
 from openwork.torch.structure import Inputs, all_modules, bind_inputs, unwrap
 from openwork.torch.surgery import cut_tensor, set_attribute
 from openwork.torch.trace import Trace, on_shapes, trace
@@ -45,8 +46,11 @@ class Analysis:
     trace: Trace
     settled: Settled
     _checked: bool = field(default=False, repr=False)
-    _memory: Memory = field(default_factory=dict, repr=False)
     _ties: set[tuple[tuple[int, ...], bytes]] = field(default_factory=set, repr=False)
+
+    @cached_property
+    def _memory(self) -> Memory:
+        return Memory(self.trace)
 
     @property
     def groups(self) -> tuple[PruneGroup, ...]:

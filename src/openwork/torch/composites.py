@@ -24,13 +24,20 @@ class Composite:
         name: name in records and messages.
         bind: (args, kwargs) -> arguments by name, or None if this use is to be left to its parts.
         plain: a function that takes the bound arguments by name, where one is needed to call it again.
-        shape: shape of the result from bound arguments; on meta tensors the function is then not run at all.
+        shape: shape of the result from bound arguments; on meta tensors the function is then not run at all. None
+            leaves the case, or the error, to the function itself.
+        keeps_layout: the result lies in memory as the first argument does; else it is contiguous.
+        fresh: its result shares no memory with its arguments.
+        operator: the ATen overload that the bound arguments are of, if the call is to be seen as one.
     """
 
     name: str
     bind: Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any] | None]
     plain: Callable[..., Any] | None = None
-    shape: Callable[[dict[str, Any]], tuple[int, ...]] | None = None
+    shape: Callable[[dict[str, Any]], tuple[int, ...] | None] | None = None
+    fresh: bool = False
+    operator: Any = None
+    keeps_layout: bool = False
 
     def call(self, arguments: dict[str, Any]) -> Any:
         """Run the function on bound arguments."""
@@ -43,20 +50,35 @@ def _simple(
     name: str,
     pattern: Callable[..., Any],
     plain: Callable[..., Any] | None = None,
-    shape: Callable[[dict[str, Any]], tuple[int, ...]] | None = None,
+    shape: Callable[[dict[str, Any]], tuple[int, ...] | None] | None = None,
+    fresh: bool = False,
+    keeps_layout: bool = False,
 ) -> Composite:
     """Bind by the signature of `pattern`."""
-    signature = inspect.signature(pattern)
+    return Composite(name, _binder(pattern), plain, shape, fresh, keeps_layout=keeps_layout)
+
+
+def _binder(pattern: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any] | None]:
+    """What `inspect.Signature.bind` gives with defaults applied, for positional-or-keyword parameters, faster."""
+    parameters = inspect.signature(pattern).parameters
+    names = tuple(parameters)
+    positional = sum(p.kind is not inspect.Parameter.KEYWORD_ONLY for p in parameters.values())
+    defaults = {name: p.default for name, p in parameters.items() if p.default is not inspect.Parameter.empty}
+    needed = set(names) - set(defaults)
 
     def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError:
+        if len(args) > positional:
             return None
-        bound.apply_defaults()
-        return dict(bound.arguments)
+        given = dict(zip(names, args))
+        for name, value in kwargs.items():
+            if name in given or name not in parameters:
+                return None
+            given[name] = value
+        if not needed <= given.keys():
+            return None
+        return {name: given[name] if name in given else defaults[name] for name in names}
 
-    return Composite(name, bind, plain, shape)
+    return bind
 
 
 def _variadic(name: str, *lead: str, sizes: str) -> Composite:
@@ -81,7 +103,7 @@ def _variadic(name: str, *lead: str, sizes: str) -> Composite:
 
 
 def _matmul(name: str) -> Composite:
-    return _simple(name, lambda input, other, *, out=None: None, torch.matmul)
+    return _simple(name, lambda input, other, *, out=None: None, torch.matmul, fresh=True)
 
 
 def _reversed_matmul(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
@@ -194,10 +216,78 @@ def _instance_norm(
 ) -> None: ...
 
 
+def _interpolate(
+    input: Any,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> None: ...
+
+
+def _conv(
+    input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> None: ...
+
+
+def _convolution(spatial: int) -> Composite:
+    """Seen as the operator that it calls."""
+    bind_call = _binder(_conv)
+
+    def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+        given = bind_call(args, kwargs)
+        if given is None or isinstance(given["padding"], str) or given["input"].dim() != spatial + 2:
+            return None
+        stride, padding, dilation = (_per_axis(given[name], spatial) for name in ("stride", "padding", "dilation"))
+        return {
+            "input": given["input"],
+            "weight": given["weight"],
+            "bias": given["bias"],
+            "stride": stride,
+            "padding": padding,
+            "dilation": dilation,
+            "transposed": False,
+            "output_padding": [0] * spatial,
+            "groups": given["groups"],
+        }
+
+    operator = torch.ops.aten.convolution.default
+    return Composite(str(operator), bind, None, _convolution_shape, operator=operator)
+
+
+def _per_axis(value: Any, count: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * count if len(values) == 1 else values
+
+
+def _convolution_shape(arguments: dict[str, Any]) -> tuple[int, ...] | None:
+    x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
+    groups, out = arguments["groups"], weight.shape[0]
+    if weight.dim() != x.dim() or x.shape[1] != weight.shape[1] * groups or out % groups:
+        return None
+    if bias is not None and tuple(bias.shape) != (out,):
+        return None
+    if not (x.is_contiguous() and weight.is_contiguous()) or x.dtype != weight.dtype:
+        return None
+    sizes = []
+    for axis, (stride, padding, dilation) in enumerate(
+        zip(arguments["stride"], arguments["padding"], arguments["dilation"])
+    ):
+        reach = dilation * (weight.shape[axis + 2] - 1) + 1
+        free = x.shape[axis + 2] + 2 * padding - reach
+        if free < 0 or stride < 1:
+            return None
+        sizes.append(free // stride + 1)
+    return (x.shape[0], out, *sizes)
+
+
 _RESHAPE = _variadic("torch.reshape", sizes="shape")
 _UNFLATTEN = _variadic("torch.unflatten", "dim", sizes="sizes")
 _FLATTEN = _simple("torch.flatten", _flatten)
 _CHUNK = _simple("torch.chunk", _chunk)
+_EINSUM = Composite("torch.einsum", _einsum, _run_einsum, fresh=True)
 _REPEAT_INTERLEAVE = Composite("torch.repeat_interleave", _interleave)
 
 COMPOSITES: dict[Any, Composite] = {
@@ -214,20 +304,24 @@ COMPOSITES: dict[Any, Composite] = {
     torch.matmul: _matmul("torch.matmul"),
     torch.Tensor.matmul: _matmul("torch.matmul"),
     torch.Tensor.__matmul__: _matmul("torch.matmul"),
-    torch.Tensor.__rmatmul__: Composite("torch.matmul", _reversed_matmul, torch.matmul),
-    torch.einsum: Composite("torch.einsum", _einsum, _run_einsum),
-    torch.functional.einsum: Composite("torch.einsum", _einsum, _run_einsum),
+    torch.Tensor.__rmatmul__: Composite("torch.matmul", _reversed_matmul, torch.matmul, fresh=True),
+    torch.einsum: _EINSUM,
+    torch.functional.einsum: _EINSUM,
     F.linear: _simple("torch.linear", _linear, F.linear, _linear_shape),
-    F.batch_norm: _simple("torch.batch_norm", _batch_norm, F.batch_norm, _batch_norm_shape),
+    F.batch_norm: _simple("torch.batch_norm", _batch_norm, F.batch_norm, _batch_norm_shape, keeps_layout=True),
     F.layer_norm: _simple("torch.layer_norm", _layer_norm, F.layer_norm, _normalised_shape),
-    F.group_norm: _simple("torch.group_norm", _group_norm, F.group_norm, _group_shape),
-    F.instance_norm: _simple("torch.instance_norm", _instance_norm, F.instance_norm),
+    F.group_norm: _simple("torch.group_norm", _group_norm, F.group_norm, _group_shape, keeps_layout=True),
+    F.instance_norm: _simple("torch.instance_norm", _instance_norm, F.instance_norm, fresh=True),
     F.scaled_dot_product_attention: _simple(
-        "torch.scaled_dot_product_attention", _attention, F.scaled_dot_product_attention
+        "torch.scaled_dot_product_attention", _attention, F.scaled_dot_product_attention, fresh=True
     ),
+    F.interpolate: _simple("torch.interpolate", _interpolate, F.interpolate, fresh=True),
+    torch.conv1d: _convolution(1),
+    torch.conv2d: _convolution(2),
+    torch.conv3d: _convolution(3),
 }
 if hasattr(F, "rms_norm"):
-    COMPOSITES[F.rms_norm] = _simple("torch.rms_norm", _rms_norm, F.rms_norm, _normalised_shape)
+    COMPOSITES[F.rms_norm] = _simple("torch.rms_norm", _rms_norm, F.rms_norm, _normalised_shape, keeps_layout=True)
 
 
 def _axis_of_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 
 from openwork.graph.labels import Entry, LabelMap
 from openwork.graph.sizes import surviving
 from openwork.torch.trace import Trace
 
-__all__ = ["Prediction"]
+__all__ = ["Prediction", "Source"]
 
 Shapes = list[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a length stands in a trace: a record, its ``inputs``, ``outputs`` or size arguments (``sizes``).
+
+    `index` is the axis of tensor `number`, or the place among the size arguments.
+    """
+
+    place: int
+    side: str
+    number: int
+    index: int
+
+    def moved(self, by: int) -> Source:
+        return replace(self, place=self.place + by)
 
 
 class Prediction:
@@ -51,6 +69,26 @@ class Prediction:
                 sizes = rule.expected(record, inputs, outputs, self.dead)
             known = self._records[place] = (inputs, outputs, sizes)
         return known
+
+    def length(self, source: Source) -> int:
+        """The predicted length at a place; the old one where none can be told."""
+        sizes = self.of(source.place)[2]
+        if source.side == "sizes":
+            before = self.trace.records[source.place].sizes or []
+            return (before if sizes is None else sizes)[source.index]
+        return self.shape(getattr(self.trace.records[source.place], source.side)[source.number])[source.index]
+
+    def has(self, source: Source, length: int) -> bool:
+        """Whether the trace has this place, and had this length there."""
+        if not 0 <= source.place < len(self.trace.records):
+            return False
+        record = self.trace.records[source.place]
+        if source.side == "sizes":
+            return record.sizes is not None and record.sizes[source.index : source.index + 1] == [length]
+        tensors = getattr(record, source.side)
+        if source.number >= len(tensors):
+            return False
+        return tensors[source.number].shape[source.index : source.index + 1] == (length,)
 
     def at_risk(self) -> bool:
         """Whether Python code may see or state a length that changes."""

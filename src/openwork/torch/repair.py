@@ -7,7 +7,7 @@ in the next pass. What no attribute mends is a constant in the source: its label
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,13 +17,14 @@ from torch import nn
 from openwork.graph.groups import IntArray
 from openwork.graph.plan import Repair
 from openwork.torch.prediction import Prediction
+from openwork.torch.recall import Memory, Option
 from openwork.torch.replay import Mismatch, Pair, replay
 from openwork.torch.structure import Inputs
 from openwork.torch.surgery import like
 from openwork.torch.ties import find_tie
 from openwork.torch.trace import Trace
 
-__all__ = ["Memory", "Unrepairable", "repair"]
+__all__ = ["Unrepairable", "repair"]
 
 # Attributes of layers that are lengths of something else than channels.
 _NEVER = {"kernel_size", "stride", "padding", "dilation", "output_padding", "training", "num_embeddings",
@@ -42,15 +43,6 @@ class Unrepairable(Exception):
         self.ties = ties
 
 
-@dataclass(frozen=True)
-class _Option:
-    """One attribute (or one element of it) that may hold the old length."""
-
-    module: str
-    attribute: str
-    path: tuple[int, ...]
-
-
 def _places(value: Any, old: int, depth: int = 0) -> Iterator[tuple[int, ...]]:
     if isinstance(value, bool):
         return
@@ -63,14 +55,14 @@ def _places(value: Any, old: int, depth: int = 0) -> Iterator[tuple[int, ...]]:
                 yield (i, *rest)
 
 
-def _options(model: nn.Module, mismatch: Mismatch, pair: Pair) -> list[tuple[_Option, ...]]:
+def _options(search: _Search, mismatch: Mismatch, pair: Pair) -> list[tuple[Option, ...]]:
     """Sets of attributes to try, most likely first: each alone, then all of a module together."""
-    tries: list[tuple[_Option, ...]] = []
+    tries: list[tuple[Option, ...]] = []
     for path in reversed(mismatch.stack):
-        module = model.get_submodule(path)
+        values = search.attributes(path)
         found = [
-            _Option(path, name, place)
-            for name, value in vars(module).items()
+            Option(path, name, place)
+            for name, value in values.items()
             if name not in _NEVER and not name.startswith("__")
             for place in _places(value, pair.was)
         ]
@@ -81,15 +73,15 @@ def _options(model: nn.Module, mismatch: Mismatch, pair: Pair) -> list[tuple[_Op
             tries.append(tuple(found))
         if mismatch.check and found:
             # A module that checks itself may need a count beside the length: 12 heads of 64 make 768.
-            tries += [(*found, option) for option in _counts(path, module, pair)]
+            tries += [(*found, option) for option in _counts(path, values, pair)]
     return tries
 
 
-def _counts(path: str, module: nn.Module, pair: Pair) -> list[_Option]:
+def _counts(path: str, values: dict[str, Any], pair: Pair) -> list[Option]:
     """Attributes that are a divisor of the old length and shrink in proportion."""
     return [
-        _Option(path, name, ())
-        for name, value in vars(module).items()
+        Option(path, name, ())
+        for name, value in values.items()
         if type(value) is int
         and 1 < value < pair.was
         and pair.was % value == 0
@@ -99,16 +91,14 @@ def _counts(path: str, module: nn.Module, pair: Pair) -> list[_Option]:
     ]
 
 
-Memory = dict[tuple[str, int], tuple[_Option, ...]]
-
-
 @dataclass
 class _Try:
     """The state of mending one stated length in one module."""
 
-    options: list[tuple[_Option, ...]]
+    options: list[tuple[Option, ...]]
     pair: Pair
     at: int = 0
+    recalled: bool = False
 
 
 @dataclass
@@ -134,10 +124,26 @@ class _Search:
                 value = _replaced(value, place, pair)
             setattr(self.model.get_submodule(key[0]), key[1], value)
 
-    def remember(self) -> None:
-        for (module, was, _), attempt in self.tries.items():
-            if attempt.at < len(attempt.options):
-                self.memory[module, was] = attempt.options[attempt.at]
+    def attributes(self, module: str) -> dict[str, Any]:
+        """A module's attributes as they were before anything was tried."""
+        values = vars(self.model.get_submodule(module))
+        tried = {name: old for (path, name), old in self.original.items() if path == module}
+        return {**values, **tried} if tried else values
+
+    def remember(self, failing: Collection[str] = ()) -> None:
+        """Keep what mended, but for modules that still fail."""
+        for (module, _, _), attempt in self.tries.items():
+            if attempt.at < len(attempt.options) and module not in failing:
+                self.memory.add(module, attempt.pair, attempt.options[attempt.at])
+
+    def recall(self, known: list[tuple[str, Pair, tuple[Option, ...]]]) -> bool:
+        """Try at once what mended these lengths before. False if there is nothing new in it."""
+        new = False
+        for module, pair, options in known:
+            if (module, pair.was, pair.expected) not in self.tries:
+                self.tries[module, pair.was, pair.expected] = _Try([options], pair, 0, recalled=True)
+                new = True
+        return new
 
     def repairs(self) -> list[Repair]:
         result = []
@@ -167,7 +173,7 @@ def repair(model: nn.Module, inputs: Inputs, prediction: Prediction, memory: Mem
         model: the cut model on shapes; its attributes are changed.
         inputs: inputs on shapes.
         prediction: what the operators should have.
-        memory: attributes that mended a length before; tried first, and extended.
+        memory: attributes that mended a length before; set at once, and extended.
 
     Returns:
         The attributes that were set, relative to what `model` had.
@@ -177,15 +183,20 @@ def repair(model: nn.Module, inputs: Inputs, prediction: Prediction, memory: Mem
     """
     search = _Search(model, memory)
     trace, dead = prediction.trace, prediction.dead
+    if search.recall(memory.under(prediction)):
+        search.apply()
+        if not replay(model, inputs, prediction, guided=False):
+            return search.repairs()
     for _ in range(_PASSES):
         mismatches = replay(model, inputs, prediction)
         if not mismatches:
             break
-        if not _advance(search, model, mismatches):
+        if not _advance(search, model, prediction, mismatches):
             # Judge what is left when only attributes that mended something are set.
             search.apply()
-            search.remember()
-            raise _verdict(model, trace, replay(model, inputs, prediction) or mismatches, dead)
+            left = replay(model, inputs, prediction) or mismatches
+            search.remember({mismatch.stack[-1] if mismatch.stack else "" for mismatch in left})
+            raise _verdict(model, trace, left, dead)
         search.apply()
     else:
         raise _verdict(model, trace, mismatches, dead)
@@ -198,25 +209,33 @@ def repair(model: nn.Module, inputs: Inputs, prediction: Prediction, memory: Mem
     return search.repairs()
 
 
-def _advance(search: _Search, model: nn.Module, mismatches: list[Mismatch]) -> bool:
+def _advance(search: _Search, model: nn.Module, prediction: Prediction, mismatches: list[Mismatch]) -> bool:
     """Move each stated length that still fails to its next option. False if nothing is left to try."""
     moved = False
     failing: set[tuple[str, int, int]] = set()
+    modules = {mismatch.stack[-1] if mismatch.stack else "" for mismatch in mismatches}
+    before = set(search.tries)
     for mismatch in mismatches:
         module = mismatch.stack[-1] if mismatch.stack else ""
+        if mismatch.check and module:
+            # A check hides what comes after it: what let earlier modules of the class pass is set in all of them.
+            search.remember(modules)
+            moved = search.recall(search.memory.elsewhere(model, module, prediction)) or moved
         for pair in mismatch.stale:
             key = (module, pair.was, pair.expected)
             if key in failing:
                 continue
             failing.add(key)
             attempt = search.tries.get(key)
+            if attempt is not None and key not in before:
+                continue  # recalled just now
             if attempt is None:
-                options = _options(model, mismatch, pair)
-                known = search.memory.get((module, pair.was))
-                if known is not None:
-                    options = [known, *(option for option in options if option != known)]
-                attempt = _Try(options, pair, -1)
+                known = search.memory.of(module, pair.was)
+                attempt = _Try([] if known is None else [known], pair, -1, recalled=True)
                 search.tries[key] = attempt
+            if attempt.recalled and attempt.at + 1 >= len(attempt.options):
+                attempt.recalled = False
+                attempt.options += [o for o in _options(search, mismatch, pair) if o not in attempt.options]
             if attempt.at < len(attempt.options):
                 attempt.at += 1
                 moved = moved or attempt.at < len(attempt.options)

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from openwork.errors import ModelError
-from openwork.torch.prediction import Prediction
-from openwork.torch.structure import Inputs
+from openwork.torch.prediction import Prediction, Source
+from openwork.torch.structure import Inputs, all_modules
 from openwork.torch.trace import ModuleStack, Record, Slot
 from openwork.torch.watch import Call, Watcher, tensors_in
 
-__all__ = ["Mismatch", "Pair", "replay"]
+__all__ = ["Mismatch", "Pair", "Source", "replay"]
 
 # Operators that may come and go with memory layout or device: not used for alignment.
 _LOOSE = {
@@ -42,13 +42,15 @@ _SAME = {"aten._unsafe_view.default": "aten.view.default", "aten._reshape_alias.
 class Pair:
     """One length: in the original run, as predicted, and as the cut model's code gave it.
 
-    `index` is its place among the operator's size arguments, -1 if it is none of them.
+    `index` is its place among the operator's size arguments, -1 if it is none of them. `source` is where the
+    predicted length is read off.
     """
 
     was: int
     expected: int
     given: int
     index: int = -1
+    source: Source | None = None
 
     @property
     def stale(self) -> bool:
@@ -87,7 +89,7 @@ class _Diverged(Exception):
 
 class _Replay(Watcher):
     def __init__(self, prediction: Prediction, guided: bool) -> None:
-        super().__init__(meta=prediction.trace.mode == "meta")
+        super().__init__(meta=prediction.trace.mode == "meta", results=prediction.trace.results)
         self.trace = prediction.trace
         self.prediction = prediction
         self.guided = guided
@@ -110,8 +112,7 @@ class _Replay(Watcher):
     def on_call(self, call: Call, run: Callable[[], Any]) -> Any:
         place = self._align(call)
         if place is None:
-            with self.pause():
-                result = run()
+            result = self.compute(call, run)
             if call.name not in _LOOSE and any(True for _ in tensors_in(result)):
                 raise _Diverged
             return result
@@ -126,8 +127,7 @@ class _Replay(Watcher):
                 with self.pause():
                     return torch.empty_like(like, dtype=record.dtypes[0])
         try:
-            with self.pause():
-                result = run()
+            result = self.compute(call, run)
         except Exception:
             # A stated length that no longer holds: noted above, go on with what should come out.
             if not self.guided:
@@ -138,10 +138,10 @@ class _Replay(Watcher):
         if shapes[:1] == outputs[:1]:
             return result
         if not self.guided:
-            self._add(place, _pairs(record, outputs, shapes), "another shape")
+            self._add(place, _pairs(record, place, outputs, shapes), "another shape")
             return result
         if not self.mismatches or self.mismatches[-1].index != place:
-            self._add(place, _pairs(record, outputs, shapes), "another shape")
+            self._add(place, _pairs(record, place, outputs, shapes), "another shape")
         device = next((tensor.device for tensor in tensors_in(result)), torch.device("meta"))
         return self._fill(record.structure, record, outputs, given, device)
 
@@ -172,7 +172,7 @@ class _Replay(Watcher):
                 was = record.sizes or []
                 if len(given) == len(expected) == len(was):
                     triples = enumerate(zip(was, expected, given, strict=True))
-                    pairs = tuple(Pair(w, e, g, i) for i, (w, e, g) in triples if e != g)
+                    pairs = tuple(Pair(w, e, g, i, Source(place, "sizes", 0, i)) for i, (w, e, g) in triples if e != g)
                 else:
                     pairs = ()
                 self._add(place, pairs, "a size", tuple(given))
@@ -193,12 +193,15 @@ def _symbolic(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "meta" or type(tensor).__name__ == "FakeTensor"
 
 
-def _pairs(record: Record, expected: list[tuple[int, ...]], given: list[tuple[int, ...]]) -> tuple[Pair, ...]:
+def _pairs(
+    record: Record, place: int, expected: list[tuple[int, ...]], given: list[tuple[int, ...]]
+) -> tuple[Pair, ...]:
     pairs = []
     # First results only: statistics and indices beside them are not labelled.
     for labels, want, got in zip(record.outputs[:1], expected, given, strict=False):
         if len(want) == len(got):
-            pairs += [Pair(w, e, g) for w, e, g in zip(labels.shape, want, got, strict=True) if e != g]
+            triples = enumerate(zip(labels.shape, want, got, strict=True))
+            pairs += [Pair(w, e, g, source=Source(place, "outputs", 0, axis)) for axis, (w, e, g) in triples if e != g]
     return tuple(pairs)
 
 
@@ -213,9 +216,9 @@ def replay(twin: nn.Module, inputs: Inputs, prediction: Prediction, guided: bool
     """
     trace = prediction.trace
     watcher = _Replay(prediction, guided and trace.mode != "real")
+    state = _attributes(twin)
     modules = ModuleStack(twin, watcher)
     watcher.modules = modules
-    state = _attributes(twin)
     try:
         with watcher:
             twin(*inputs.args, **inputs.kwargs)
@@ -252,19 +255,34 @@ def _sizes_seen(watcher: _Replay, module: str | None = None) -> tuple[Pair, ...]
     near = range(max(0, watcher.last - 3), min(len(records), watcher.last + 2))
     inside = [place for place, record in enumerate(records) if module and record.module == module]
     for place in (*near, *inside):
-        for labels in (*records[place].outputs, *records[place].inputs):
-            for was, now in zip(labels.shape, watcher.prediction.shape(labels), strict=True):
-                if was != now:
-                    pairs[was, now] = Pair(was, now, was)
+        for side in ("outputs", "inputs"):
+            for number, labels in enumerate(getattr(records[place], side)):
+                shapes = zip(labels.shape, watcher.prediction.shape(labels), strict=True)
+                for axis, (was, now) in enumerate(shapes):
+                    if was != now:
+                        pairs[was, now] = Pair(was, now, was, source=Source(place, side, number, axis))
     return tuple(pairs.values())
 
 
+# The tables of every module that a forward does not change.
+_HOOKS = {name for name in vars(nn.Module()) if name not in ("_parameters", "_buffers", "_modules")}
+
+
 def _attributes(model: nn.Module) -> list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]:
-    """Attributes of all modules: some models keep results in caches, which must not reach the next pass."""
+    """Attributes of all modules: some models keep results in caches, which must not reach the next pass.
+
+    Layers of torch itself keep none.
+    """
     state = []
-    for module in model.modules():
+    for module in all_modules(model).values():
+        if type(module).__module__.startswith("torch.nn.modules."):
+            continue
         values = dict(vars(module))
-        containers = {name: copy.copy(value) for name, value in values.items() if isinstance(value, (dict, list))}
+        containers = {
+            name: copy.copy(value)
+            for name, value in values.items()
+            if isinstance(value, (dict, list)) and name not in _HOOKS
+        }
         state.append((module, values, containers))
     return state
 

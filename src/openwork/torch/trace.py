@@ -8,6 +8,7 @@ this order: meta tensors (shapes only, no memory), fake tensors (shapes, but dev
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from openwork.graph.labels import LabelMap, LabelStore
 from openwork.graph.operators import pointwise
 from openwork.torch.layers import states_sizes
 from openwork.torch.rules import Context, Cost, Rule, find_rule
+from openwork.torch.shape_results import ShapeResults
+from openwork.torch.size_reads import WatchedSize
 from openwork.torch.structure import Inputs, all_modules, all_tensors, copy_structure, one_line, shape_only
 from openwork.torch.watch import Call, Watcher, tensors_in
 
@@ -78,44 +81,57 @@ class Trace:
     sizes_read: bool
     parameters: dict[str, LabelMap]
     mode: str
+    results: ShapeResults | None = None
 
 
 class ModuleStack:
-    """Which modules of a copy are being executed. Recurrent layers are run without being watched."""
+    """Which modules of a copy are being executed. Recurrent layers are run without being watched.
+
+    The copy's modules get a forward of their own until `remove`: two hooks a module would cost several times more.
+    """
 
     def __init__(self, model: nn.Module, watcher: Watcher) -> None:
         self.paths: list[str] = []
         self.deepest: tuple[str, ...] = ()
-        self._handles: list[Any] = []
+        self._own: list[tuple[dict[str, Any], Any]] = []
         for name, module in all_modules(model).items():
-            opaque = isinstance(module, (nn.RNNBase, nn.RNNCellBase))
-            self._handles.append(
-                module.register_forward_pre_hook(self._enter(name, opaque, watcher), prepend=True, with_kwargs=True)
-            )
-            self._handles.append(module.register_forward_hook(self._leave(opaque, watcher), with_kwargs=True))
+            values = module.__dict__
+            self._own.append((values, values.get("forward")))
+            values["forward"] = self._followed(name, module, watcher)
 
-    def _enter(self, name: str, opaque: bool, watcher: Watcher) -> Callable[..., None]:
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            self.paths.append(name)
-            self.deepest = tuple(self.paths)
-            if opaque and not watcher.paused:
+    def _followed(self, name: str, module: nn.Module, watcher: Watcher) -> Callable[..., Any]:
+        forward, paths = module.forward, self.paths
+
+        def follow(*args: Any, **kwargs: Any) -> Any:
+            paths.append(name)
+            self.deepest = tuple(paths)
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                paths.pop()
+
+        def follow_opaque(*args: Any, **kwargs: Any) -> Any:
+            paths.append(name)
+            self.deepest = tuple(paths)
+            if not watcher.paused:
                 watcher.on_opaque(module, name, args, kwargs)
-            if opaque:
-                watcher.paused += 1
-
-        return enter
-
-    def _leave(self, opaque: bool, watcher: Watcher) -> Callable[..., None]:
-        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            self.paths.pop()
-            if opaque:
+            watcher.paused += 1
+            try:
+                return forward(*args, **kwargs)
+            finally:
                 watcher.paused -= 1
+                paths.pop()
 
-        return leave
+        chosen = follow_opaque if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) else follow
+        chosen.__wrapped__ = forward  # type: ignore[attr-defined]  # for code that asks for its signature
+        return chosen
 
     def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+        for values, own in self._own:
+            if own is None:
+                values.pop("forward", None)
+            else:
+                values["forward"] = own
 
 
 @dataclass(frozen=True)
@@ -138,11 +154,6 @@ def _structure(value: Any, given: list[torch.Tensor], counter: list[int]) -> Any
 
 # Operators whose result is a Python value.
 _VALUES = {"aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default", "aten.item.default"}
-_ELEMENTWISE = {
-    "relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max", "silu", "gelu", "hardswish", "hardsigmoid",
-    "sigmoid", "tanh", "leaky_relu", "elu", "mish", "softplus", "add", "sub", "mul", "div", "neg", "exp", "sqrt",
-    "rsqrt", "abs",
-}  # fmt: skip
 
 
 class Tracer(Watcher):
@@ -194,13 +205,21 @@ class Tracer(Watcher):
         if known is not None:
             self._remember(new, *known)
 
-    def on_size_read(self, tensor: torch.Tensor, axis: int | None) -> None:
-        if not self.sizes_read and isinstance(tensor, torch.Tensor):
-            labels = self.map_of(tensor)
-            if axis is None:
-                self.sizes_read = bool(labels.entries)
-            else:
-                self.sizes_read = labels.entry(axis % max(1, len(labels.shape))) is not None
+    def on_size_read(self, tensor: torch.Tensor, axis: int | None, value: Any) -> Any:
+        if self.sizes_read or not isinstance(tensor, torch.Tensor):
+            return value
+        labels = self.map_of(tensor)
+        if not labels.entries:
+            return value
+        if axis is None and isinstance(value, torch.Size):
+            self.sizes_handed_out = True
+            return WatchedSize(value, functools.partial(self._noted, labels))
+        self._noted(labels, axis)
+        return value
+
+    def _noted(self, labels: LabelMap, axis: int | None) -> None:
+        if axis is None or labels.entry(axis % max(1, len(labels.shape))) is not None:
+            self.sizes_read = True
 
     def on_value_read(self, tensors: list[torch.Tensor]) -> None:
         """Hold the channels that the value was computed from: what Python does with it is not seen.
@@ -238,10 +257,7 @@ class Tracer(Watcher):
             self.store.freeze_map(self.map_of(tensor), "recurrent layers are not pruned yet")
 
     def on_call(self, call: Call, run: Callable[[], Any]) -> Any:
-        with self.pause():
-            result = self._without_running(call)
-            if result is None:
-                result = run()
+        result = self.compute(call, run)
         tensors = list(tensors_in(result))
         if not tensors:
             if call.name in _VALUES:
@@ -291,19 +307,6 @@ class Tracer(Watcher):
             assert labelled is not None
             self._remember(tensor, labelled, index)
         return result
-
-    def _without_running(self, call: Call) -> torch.Tensor | None:
-        """The result of a common elementwise operator on shapes; torch's own shape functions are slow."""
-        if not self._meta or call.name.split(".")[1].rstrip("_") not in _ELEMENTWISE or "out" in call.arguments:
-            return None
-        given = call.tensors
-        if not given or any(t.device.type != "meta" or t.dtype != given[0].dtype for t in given):
-            return None
-        if not given[0].is_floating_point() or any(isinstance(v, complex) for v in call.arguments.values()):
-            return None
-        if any(t.shape != given[0].shape for t in given):
-            return None
-        return given[0] if call.name.split(".")[1].endswith("_") else torch.empty_like(given[0])
 
     def _label(self, context: Context, rule: Rule | None, inputs: list[LabelMap]) -> list[LabelMap | None]:
         if rule is not None:
@@ -404,6 +407,7 @@ def _trace_once(model: nn.Module, inputs: Inputs, mode: str) -> Trace:
             tracer.sizes_read,
             tracer.parameters,
             mode,
+            tracer.results,
         )
 
 

@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from openwork.torch.composites import COMPOSITES, SIZE_READS, VALUE_READS
+from openwork.torch.shape_results import ShapeResults, empty_strided, like
+from openwork.torch.size_reads import plain
 
 __all__ = ["Call", "Watcher", "tensors_in"]
 
@@ -115,6 +117,19 @@ def _aten_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return Call(name, function, dict(zip(names, args, strict=False)) | kwargs, function._schema)
 
 
+def _of_shape(shape: tuple[int, ...] | None, given: torch.Tensor, keeps_layout: bool) -> torch.Tensor | None:
+    """A meta tensor of a shape, contiguous or laid out as `given`."""
+    if shape is None:
+        return None
+    if keeps_layout:
+        return like(given)
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(1, size)
+    return empty_strided(shape, strides[::-1], given.dtype)
+
+
 class _Functions(TorchFunctionMode):
     def __init__(self, watcher: Watcher) -> None:
         super().__init__()
@@ -127,9 +142,13 @@ class _Functions(TorchFunctionMode):
         watcher = self.watcher
         if watcher.paused:
             return func(*args, **kwargs)
+        if watcher.sizes_handed_out:
+            args = tuple([plain(value) for value in args])
+            kwargs = {name: plain(value) for name, value in kwargs.items()} if kwargs else kwargs
         if func in SIZE_READS:
-            watcher.on_size_read(args[0], SIZE_READS[func](args, kwargs))
-            return func(*args, **kwargs)
+            axis = SIZE_READS[func](args, kwargs)
+            value = func(*args, **kwargs)
+            return watcher.on_size_read(args[0], axis, value)
         if func in VALUE_READS:
             watcher.on_value_read([args[0]])
             return func(*args, **kwargs)
@@ -143,13 +162,14 @@ class _Functions(TorchFunctionMode):
 
                 def run() -> Any:
                     if composite.shape is not None and args and args[0].device.type == "meta":
-                        shape = composite.shape(bound)
-                        if shape == tuple(args[0].shape):
-                            return torch.empty_like(args[0])
-                        return torch.empty(shape, dtype=args[0].dtype, device="meta")
+                        result = _of_shape(composite.shape(bound), args[0], composite.keeps_layout)
+                        if result is not None:
+                            return result
                     return func(*args, **kwargs)
 
-                return watcher.on_call(Call(composite.name, composite, bound), run)
+                operator = composite.operator
+                schema = None if operator is None else operator._schema
+                return watcher.on_call(Call(composite.name, operator or composite, bound, schema), run)
         return func(*args, **kwargs)
 
 
@@ -171,9 +191,11 @@ class _Operators(TorchDispatchMode):
 class Watcher:
     """Base of all that watch a forward pass. Enter it as a context manager; one pass each."""
 
-    def __init__(self, meta: bool = False) -> None:
+    def __init__(self, meta: bool = False, results: ShapeResults | None = None) -> None:
         self.paused = 0
+        self.sizes_handed_out = False
         self._meta = meta
+        self.results = results if results is not None else ShapeResults() if meta else None
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Watcher:
@@ -193,6 +215,14 @@ class Watcher:
         self.paused += 1
         try:
             yield
+        finally:
+            self.paused -= 1
+
+    def compute(self, call: Call, run: Callable[[], Any]) -> Any:
+        """Run a call unwatched; on meta tensors without running it where its result is known."""
+        self.paused += 1
+        try:
+            return run() if self.results is None else self.results.of(call, run)
         finally:
             self.paused -= 1
 
@@ -228,8 +258,10 @@ class Watcher:
     def on_value_read(self, tensors: list[torch.Tensor]) -> None:
         """Python code reads values of tensors."""
 
-    def on_size_read(self, tensor: torch.Tensor, axis: int | None) -> None:
-        """Python code reads the length of an axis (None: of all)."""
+    def on_size_read(self, tensor: torch.Tensor, axis: int | None, value: Any) -> Any:
+        """Python code reads the length of an axis (None: of all). Returns what the code gets: the value, or a
+        `WatchedSize` (then `sizes_handed_out` has to be set)."""
+        return value
 
     def on_call(self, call: Call, run: Callable[[], Any]) -> Any:
         """An operator is called; `run` runs it. Returns what the model gets."""

@@ -155,17 +155,20 @@ _WINDOWS_3D = ("aten.max_pool3d", "aten.max_pool3d_with_indices", "aten.avg_pool
                "aten._upsample_nearest_exact3d")  # fmt: skip
 
 
-def _window(count: int) -> Any:
+def _window(count: int | None) -> Any:
+    """`count` last axes are moved over; None: all behind the channels."""
+
     def label(ctx: Context) -> Result:
         x = ctx.map("self" if "self" in ctx.call.arguments else "input")
         rank = len(x.shape)
-        axes = list(range(rank - count, rank))
+        axes = list(range(2 if count is None else rank - count, rank))
         out = op.window(ctx.store, x, axes, ctx.shape, "moved over by a window")
         return [out.with_shape(shape) for shape in ctx.shapes]
 
     return label
 
 
+rule("torch.interpolate")(_window(None))
 for _names, _count in ((_WINDOWS_1D, 1), (_WINDOWS_2D, 2), (_WINDOWS_3D, 3)):
     rule(*_names)(_window(_count))
 
