@@ -3,11 +3,13 @@
 Two ways to mask:
 
 * in place (the mask never changes): pruned weights are zero in the parameter itself, and only the gradient
-  has to be masked: `mask_gradient`;
+  has to be masked: `mask_gradient`, or the functions below with a clean weight;
 * kept (the mask changes, or pruned weights are pulled to zero): the parameter keeps all its values and the
   masked weight exists only while a layer is computed. `MaskedConvolution` and `MaskedLinear` save the
   parameter and the mask, which exist anyway, and make the masked weight a second time on the way back, so no
   step holds two copies of the weights.
+
+Where a large weight meets few rows the functions contract it piece by piece, see `products`.
 
 The gradient of the kept way is the masked one, or with a decay that of SR-STE: the gradient with respect to
 the masked weight reaches every weight, and a pruned weight w gets ``decay * w`` on top (Zhou et al. 2021,
@@ -18,47 +20,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-__all__ = ["MaskWeight", "MaskedConvolution", "MaskedLinear", "mask_gradient", "masked", "multiply_mask_"]
+from openwork.torch.sparse24.products import (
+    gather,
+    is_small,
+    masked,
+    multiply_mask_,
+    output_size,
+    product,
+    product_gradients,
+    scatter,
+)
 
-_NUMPY_KINDS = (torch.float32, torch.float64)
-
-
-def _for_numpy(*tensors: Tensor) -> bool:
-    """Whether NumPy may work on these: its mixed product of floats and booleans is many times torch's speed.
-
-    Only plain tensors in memory qualify: no fake tensor, no tracing.
-    """
-    return not torch.compiler.is_compiling() and all(
-        type(tensor) in (Tensor, torch.nn.Parameter)
-        and tensor.device.type == "cpu"
-        and tensor.is_contiguous()
-        and not tensor.is_conj()
-        and not torch._C._is_tracing()
-        for tensor in tensors
-    )
-
-
-def multiply_mask_(tensor: Tensor, mask: Tensor) -> Tensor:
-    """Multiply a float tensor by a boolean mask in place; no gradient is recorded."""
-    if tensor.dtype in _NUMPY_KINDS and _for_numpy(tensor, mask):
-        array = tensor.detach().numpy()
-        np.multiply(array, mask.numpy(), out=array)
-        return tensor
-    return tensor.detach().mul_(mask)
-
-
-def masked(weight: Tensor, mask: Tensor) -> Tensor:
-    """weight * mask as a new tensor; no gradient is recorded on the fast path."""
-    if weight.dtype in _NUMPY_KINDS and _for_numpy(weight, mask):
-        result = torch.empty_like(weight, requires_grad=False)
-        np.multiply(weight.detach().numpy(), mask.numpy(), out=result.numpy())
-        return result
-    return weight * mask
+__all__ = ["MaskWeight", "MaskedConvolution", "MaskedLinear", "convolves_few", "mask_gradient", "multiplies_few"]
 
 
 def _weight_gradient(gradient: Tensor, weight: Tensor, mask: Tensor, decay: float | None) -> Tensor:
@@ -106,11 +83,32 @@ class MaskWeight(Function):
         return gradient + decay * (weight * ~mask), None, None
 
 
+def convolves_few(x: Tensor, weight: Tensor, mask: Tensor, settings: tuple[Any, ...]) -> bool:
+    """Whether `MaskedConvolution` goes through a weight piece by piece for images `x`: [B, C, H, W]."""
+    transposed, groups = settings[3], settings[5]
+    if transposed or groups != 1 or x.dim() != 4 or x.shape[1] != weight.shape[1]:
+        return False
+    height, width = output_size(x, tuple(weight.shape[2:]), settings)
+    return height > 0 and width > 0 and is_small(x.shape[0] * height * width, x, weight, mask)
+
+
+def multiplies_few(x: Tensor, weight: Tensor, mask: Tensor) -> bool:
+    """Whether `MaskedLinear` goes through a weight piece by piece for inputs `x`: [.., K]."""
+    if not x.dim() or x.shape[-1] != weight.shape[1]:
+        return False
+    return is_small(x.numel() // weight.shape[1], x, weight, mask)
+
+
 class MaskedConvolution(Function):
     """Convolution (also transposed) of `x` with ``weight * mask``.
 
-    The settings are those of ``torch.ops.aten.convolution``: stride, padding, dilation, transposed, output
-    padding, groups.
+    Args:
+        x: [B, C, H, W].
+        weight, mask, bias: of the layer.
+        settings: those of ``torch.ops.aten.convolution``: stride, padding, dilation, transposed, output padding,
+            groups.
+        decay: None, or the decay of SR-STE.
+        clean: the weight is zero already where the mask says so.
     """
 
     @staticmethod
@@ -122,39 +120,80 @@ class MaskedConvolution(Function):
         bias: Tensor | None,
         settings: tuple[Any, ...],
         decay: float | None,
+        clean: bool = False,
     ) -> Tensor:
         ctx.save_for_backward(x, weight, mask)
         ctx.bias_sizes = None if bias is None else list(bias.shape)
         ctx.settings = settings
         ctx.decay = decay
-        return torch.ops.aten.convolution(x, masked(weight, mask).to(x.dtype), bias, *settings)
+        ctx.clean = clean
+        if not convolves_few(x, weight, mask, settings):
+            return torch.ops.aten.convolution(x, masked(weight, mask).to(x.dtype), bias, *settings)
+        kernel = tuple(weight.shape[2:])
+        size = output_size(x, kernel, settings)
+        result = product(gather(x, kernel, settings), weight.flatten(1), None if clean else mask.flatten(1))
+        if bias is not None:
+            result += bias
+        # Images in the order in memory in which they came, as torch's convolution gives them.
+        return result.view(len(x), *size, -1).permute(0, 3, 1, 2).contiguous(memory_format=_order_of(x))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mask = ctx.saved_tensors
         needs_x, needs_weight, _, needs_bias = ctx.needs_input_grad[:4]
+        needs_bias = needs_bias and ctx.bias_sizes is not None
+        if not torch.is_grad_enabled() and convolves_few(x, weight, mask, ctx.settings):
+            kernel = tuple(weight.shape[2:])
+            slopes = gradient.permute(0, 2, 3, 1).reshape(-1, weight.shape[0])
+            to_rows, to_weight = product_gradients(
+                slopes,
+                gather(x, kernel, ctx.settings),
+                weight.flatten(1),
+                mask.flatten(1),
+                ctx.clean,
+                ctx.decay,
+                needs_x,
+                needs_weight,
+            )
+            to_x = None if to_rows is None else scatter(to_rows, x.shape, kernel, ctx.settings)
+            to_weight = None if to_weight is None else to_weight.view(weight.shape)
+            return to_x, to_weight, None, slopes.sum(0) if needs_bias else None, None, None, None
         effective = weight * mask if torch.is_grad_enabled() else masked(weight, mask)
         to_x, to_weight, to_bias = torch.ops.aten.convolution_backward(
-            gradient,
-            x,
-            effective.to(x.dtype),
-            ctx.bias_sizes,
-            *ctx.settings,
-            [needs_x, needs_weight, needs_bias and ctx.bias_sizes is not None],
+            gradient, x, effective.to(x.dtype), ctx.bias_sizes, *ctx.settings, [needs_x, needs_weight, needs_bias]
         )
         if needs_weight:
             to_weight = _weight_gradient(to_weight, weight, mask, ctx.decay)
-        return to_x, to_weight, None, to_bias, None, None
+        return to_x, to_weight, None, to_bias, None, None, None
+
+
+def _order_of(x: Tensor) -> torch.memory_format:
+    last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else torch.contiguous_format
 
 
 class MaskedLinear(Function):
-    """``x @ (weight * mask).T + bias``."""
+    """``x @ (weight * mask).T + bias``; the arguments are those of `MaskedConvolution`, `x` is [.., K]."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, mask: Tensor, bias: Tensor | None, decay: float | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        mask: Tensor,
+        bias: Tensor | None,
+        decay: float | None,
+        clean: bool = False,
+    ) -> Tensor:
         ctx.save_for_backward(x, weight, mask)
         ctx.decay = decay
-        return torch.nn.functional.linear(x, masked(weight, mask).to(x.dtype), bias)
+        ctx.clean = clean
+        if not multiplies_few(x, weight, mask):
+            return torch.nn.functional.linear(x, masked(weight, mask).to(x.dtype), bias)
+        result = product(x.reshape(-1, x.shape[-1]), weight, None if clean else mask)
+        if bias is not None:
+            result += bias
+        return result.view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -162,12 +201,15 @@ class MaskedLinear(Function):
         needs_x, needs_weight, _, needs_bias = ctx.needs_input_grad[:4]
         to_x = to_weight = to_bias = None
         rows = gradient.reshape(-1, gradient.shape[-1])
+        if needs_bias:
+            to_bias = rows.sum(0)
+        if not torch.is_grad_enabled() and multiplies_few(x, weight, mask):
+            inputs = x.reshape(-1, x.shape[-1])
+            to_x, to_weight = product_gradients(rows, inputs, weight, mask, ctx.clean, ctx.decay, needs_x, needs_weight)
+            return None if to_x is None else to_x.view(x.shape), to_weight, None, to_bias, None, None
         if needs_x:
             effective = weight * mask if torch.is_grad_enabled() else masked(weight, mask)
             to_x = gradient @ effective.to(x.dtype)
         if needs_weight:
-            product = rows.t() @ x.reshape(-1, x.shape[-1])
-            to_weight = _weight_gradient(product, weight, mask, ctx.decay)
-        if needs_bias:
-            to_bias = rows.sum(0)
-        return to_x, to_weight, None, to_bias, None
+            to_weight = _weight_gradient(rows.t() @ x.reshape(-1, x.shape[-1]), weight, mask, ctx.decay)
+        return to_x, to_weight, None, to_bias, None, None

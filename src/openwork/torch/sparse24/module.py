@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from openwork.config import NofMSetting
-from openwork.torch.sparse24.functions import MaskedConvolution, MaskedLinear, MaskWeight, mask_gradient
+from openwork.torch.sparse24.functions import (
+    MaskedConvolution,
+    MaskedLinear,
+    MaskWeight,
+    convolves_few,
+    mask_gradient,
+    multiplies_few,
+)
 from openwork.torch.sparse24.layers import kind_of
 from openwork.torch.sparse24.state import MaskState, refresh, refresh_mask
 
@@ -104,17 +111,27 @@ def _autocast(x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
 
 
 def _linear(layer: Any, x: Tensor, weight: Tensor, state: MaskState) -> Tensor:
-    if state.in_place:
+    in_place = state.in_place
+    if in_place and not multiplies_few(x, weight, state.mask):
         return functional.linear(x, mask_gradient(weight, state.mask), layer.bias)
     x, bias = _autocast(x, layer.bias)
-    result: Tensor = MaskedLinear.apply(x, weight, state.mask, bias, state.decay)
+    result: Tensor = MaskedLinear.apply(x, weight, state.mask, bias, state.decay, in_place)
     return result
 
 
 def _convolution(layer: Any, x: Tensor, weight: Tensor, state: MaskState) -> Tensor:
-    if state.in_place:
-        result: Tensor = layer._conv_forward(x, mask_gradient(weight, state.mask), layer.bias)
-        return result
+    if not state.in_place:
+        return _run(layer, *_padded(layer, x), weight, state)
+    if layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
+        x, settings = _padded(layer, x)
+        if convolves_few(x, weight, state.mask, settings):
+            return _run(layer, x, settings, weight, state)
+    result: Tensor = layer._conv_forward(x, mask_gradient(weight, state.mask), layer.bias)
+    return result
+
+
+def _padded(layer: Any, x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
+    """The input, padded where the layer pads in a way that the operator does not know, and the operator's settings."""
     padding = layer.padding
     if layer.padding_mode != "zeros":
         x = functional.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
@@ -129,8 +146,7 @@ def _convolution(layer: Any, x: Tensor, weight: Tensor, state: MaskState) -> Ten
             padding = (0, 0)
         else:
             padding = tuple(size // 2 for size in total)
-    settings = (list(layer.stride), list(padding), list(layer.dilation), False, [0, 0], layer.groups)
-    return _run(layer, x, weight, state, settings)
+    return x, (list(layer.stride), list(padding), list(layer.dilation), False, [0, 0], layer.groups)
 
 
 def _transposed(layer: Any, x: Tensor, weight: Tensor, state: MaskState) -> Tensor:
@@ -153,14 +169,14 @@ def _transposed(layer: Any, x: Tensor, weight: Tensor, state: MaskState) -> Tens
         list(layer.output_padding),
         layer.groups,
     )
-    return _run(layer, x, weight, state, settings)
+    return _run(layer, x, settings, weight, state)
 
 
-def _run(layer: Any, x: Tensor, weight: Tensor, state: MaskState, settings: tuple[Any, ...]) -> Tensor:
+def _run(layer: Any, x: Tensor, settings: tuple[Any, ...], weight: Tensor, state: MaskState) -> Tensor:
     x, bias = _autocast(x, layer.bias)
     batched = x.dim() == 4
     result: Tensor = MaskedConvolution.apply(
-        x if batched else x.unsqueeze(0), weight, state.mask, bias, settings, state.decay
+        x if batched else x.unsqueeze(0), weight, state.mask, bias, settings, state.decay, state.in_place
     )
     return result if batched else result.squeeze(0)
 

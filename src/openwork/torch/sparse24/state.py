@@ -9,7 +9,7 @@ from torch import Tensor
 
 from openwork.config import GradMode, NofMSetting
 from openwork.sparsity.masks import nm_mask
-from openwork.torch.sparse24.functions import multiply_mask_
+from openwork.torch.sparse24.products import for_numpy, multiply_mask_
 
 __all__ = ["MaskState", "refresh"]
 
@@ -99,9 +99,7 @@ def _seems_masked(state: MaskState, weight: Tensor) -> bool:
     averaging, an optimizer that mixes weights) moves them everywhere. So on a CPU the window tells whether the
     product has to be taken; on other devices the product is cheaper than waiting for an answer.
     """
-    if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.float64):
-        return False
-    if type(weight) is not torch.nn.Parameter or not weight.is_contiguous():
+    if weight.dtype not in (torch.float32, torch.float64) or not for_numpy(weight):
         return False
     counters = state.counters.numpy()
     if not counters[_CHOSEN]:

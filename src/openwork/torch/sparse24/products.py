@@ -1,0 +1,218 @@
+"""Masking weights, and products of a few rows with a large masked weight, in pieces that stay in the cache.
+
+Rows are samples of a linear layer, or positions of images that a convolution gathers (im2col). When there are few,
+each weight is used a few times and moving it through memory is what costs. Then a convolution is taken as a matrix
+product, piece by piece of the matrix: a piece is masked just before it is used, so that no masked copy of the
+weight is ever written, and its gradient is masked as soon as it is made.
+
+NumPy does the masking: its mixed product of floats and booleans is many times torch's speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+__all__ = [
+    "for_numpy",
+    "gather",
+    "is_small",
+    "masked",
+    "multiply_mask_",
+    "output_size",
+    "product",
+    "product_gradients",
+    "scatter",
+]
+
+_KINDS = (torch.float32, torch.float64)
+# Weights per piece: a NumPy call costs little per weight, and a piece, its mask and a scratch fit into a 2 MB cache.
+_PIECE = 131072
+# Rows up to which the product waits for the weights; with more the convolutions of oneDNN are faster.
+_FEW = 16
+
+
+def for_numpy(*tensors: Tensor) -> bool:
+    """Whether NumPy may work on these: only plain tensors in memory qualify, and no tracing or torch.func."""
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is None and all(
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        for tensor in tensors
+    )
+
+
+def _multiply(values: np.ndarray, mask: np.ndarray, out: np.ndarray) -> None:
+    """values * mask, for arrays that fit into the cache; `out` may not be `values`."""
+    # Casting first takes half the time of a product of mixed types.
+    np.copyto(out, mask)
+    np.multiply(out, values, out=out)
+
+
+def multiply_mask_(tensor: Tensor, mask: Tensor) -> Tensor:
+    """Multiply a float tensor by a boolean mask in place; no gradient is recorded."""
+    if tensor.dtype in _KINDS and for_numpy(tensor, mask):
+        array = tensor.detach().numpy()
+        np.multiply(array, mask.numpy(), out=array)
+        return tensor
+    return tensor.detach().mul_(mask)
+
+
+def masked(weight: Tensor, mask: Tensor) -> Tensor:
+    """weight * mask as a new tensor; no gradient is recorded on the fast path."""
+    if weight.dtype in _KINDS and for_numpy(weight, mask):
+        result = torch.empty_like(weight, requires_grad=False)
+        flat = [tensor.detach().numpy().reshape(-1) for tensor in (weight, mask, result)]
+        for start in range(0, weight.numel(), _PIECE):
+            _multiply(*(array[start : start + _PIECE] for array in flat))
+        return result
+    return weight * mask
+
+
+def is_small(rows: int, x: Tensor, weight: Tensor, mask: Tensor) -> bool:
+    """Whether `product` is the way to contract `x`, of so many rows, with `weight`.
+
+    Differentiation in forward mode does not know the product; it keeps to torch's operators.
+    """
+    return (
+        0 < rows <= _FEW
+        and weight.numel() >= _PIECE
+        and weight.dtype in _KINDS
+        and x.dtype is weight.dtype
+        and x.device.type == "cpu"
+        and type(x) in (Tensor, torch.nn.Parameter)
+        and for_numpy(weight, mask)
+        and not torch.is_autocast_enabled("cpu")
+        and torch.autograd.forward_ad._current_level < 0
+    )
+
+
+def product(rows: Tensor, weight: Tensor, mask: Tensor | None) -> Tensor:
+    """``rows @ (weight * mask).T``; no gradient is recorded.
+
+    Args:
+        rows: [few, K].
+        weight: [N, K], contiguous.
+        mask: bool [N, K]; None takes the weight as it is.
+
+    Returns:
+        [few, N].
+    """
+    result = rows.new_empty(rows.shape[0], weight.shape[0])
+    if mask is None:
+        return torch.mm(rows, weight.t(), out=result)
+    for part, piece in _masked_pieces(weight, mask):
+        torch.mm(rows, piece.t(), out=result[:, part])
+    return result
+
+
+def product_gradients(
+    gradient: Tensor,
+    rows: Tensor,
+    weight: Tensor,
+    mask: Tensor,
+    clean: bool,
+    decay: float | None,
+    needs_rows: bool,
+    needs_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of `product` with respect to rows and weight.
+
+    Args:
+        gradient: [few, N].
+        rows, weight, mask: as for `product`.
+        clean: the weight is zero already where the mask says so.
+        decay: None for the masked gradient of the weight; else that of the masked weight, plus decay * weight where
+            the mask is False.
+        needs_rows, needs_weight: what is asked for; the other is None.
+    """
+    to_rows = torch.zeros_like(rows) if needs_rows else None
+    to_weight = torch.empty_like(weight, requires_grad=False) if needs_weight else None
+    pieces = _pieces(weight) if clean or not needs_rows else _masked_pieces(weight, mask)
+    for part, piece in pieces:
+        own = gradient[:, part]
+        if to_rows is not None:
+            to_rows.addmm_(own, piece)
+        if to_weight is None:
+            continue
+        target = to_weight[part]
+        torch.mm(own.t(), rows, out=target)
+        if decay is None:
+            multiply_mask_(target, mask[part])
+        else:
+            target.add_(masked(weight[part], mask[part].logical_not()), alpha=decay)
+    return to_rows, to_weight
+
+
+def _pieces(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    step = max(1, _PIECE // weight.shape[1])
+    values = weight.detach()
+    for start in range(0, weight.shape[0], step):
+        part = slice(start, min(start + step, weight.shape[0]))
+        yield part, values[part]
+
+
+def _masked_pieces(weight: Tensor, mask: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Rows of weight * mask; each piece holds until the next is asked for."""
+    scratch: Tensor | None = None
+    for part, values in _pieces(weight):
+        scratch = torch.empty_like(values) if scratch is None else scratch[: len(values)]
+        _multiply(values.numpy(), mask[part].numpy(), scratch.numpy())
+        yield part, scratch
+
+
+def output_size(x: Tensor, kernel: tuple[int, ...], settings: tuple[Any, ...]) -> tuple[int, int]:
+    """Height and width that a convolution of images [B, C, H, W] gives; settings as for ``aten.convolution``."""
+    stride, padding, dilation = settings[:3]
+    height, width = (
+        (x.shape[2 + axis] + 2 * padding[axis] - dilation[axis] * (kernel[axis] - 1) - 1) // stride[axis] + 1
+        for axis in range(2)
+    )
+    return height, width
+
+
+def _is_pointwise(kernel: tuple[int, ...], settings: tuple[Any, ...]) -> bool:
+    return (*kernel, *settings[0]) == (1, 1, 1, 1) and not any(settings[1])
+
+
+def gather(x: Tensor, kernel: tuple[int, ...], settings: tuple[Any, ...]) -> Tensor:
+    """The inputs of each position of a convolution.
+
+    Args:
+        x: [B, C, H, W].
+        kernel: height and width.
+        settings: stride, padding and dilation first, as for ``aten.convolution``.
+
+    Returns:
+        [B * positions, C * kernel height * kernel width].
+    """
+    if _is_pointwise(kernel, settings):
+        return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
+    stride, padding, dilation = settings[:3]
+    columns = functional.unfold(x, kernel, dilation, padding, stride)
+    rows = x.new_empty(columns.shape[0], columns.shape[2], columns.shape[1])
+    for source, target in zip(columns, rows):
+        # One image at a time: torch transposes matrices in blocks, but no batches of them.
+        target.copy_(source.t())
+    return rows.flatten(0, 1)
+
+
+def scatter(rows: Tensor, shape: torch.Size, kernel: tuple[int, ...], settings: tuple[Any, ...]) -> Tensor:
+    """The transpose of `gather`: sums rows into images of a shape."""
+    batch, channels, height, width = shape
+    if _is_pointwise(kernel, settings):
+        return rows.view(batch, height, width, channels).permute(0, 3, 1, 2).contiguous()
+    stride, padding, dilation = settings[:3]
+    positions = rows.view(batch, -1, rows.shape[1])
+    columns = rows.new_empty(batch, rows.shape[1], positions.shape[1])
+    for source, target in zip(positions, columns):
+        target.copy_(source.t())
+    return functional.fold(columns, (height, width), kernel, dilation, padding, stride)
