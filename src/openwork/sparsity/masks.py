@@ -19,6 +19,8 @@ temporary memory stays small whatever the size of the array.
 
 from __future__ import annotations
 
+import functools
+import math
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -172,8 +174,7 @@ def _checked(weight: Any, n: int, m: int, axis: int, blocks: int) -> int:
 
 def _three_axes(shape: tuple[int, ...], axis: int, blocks: int) -> tuple[int, int, int]:
     """Sizes before, of and after the axis, with blocks counted as part of what is before."""
-    outer = int(np.prod(shape[:axis], dtype=np.int64)) * blocks
-    return outer, shape[axis] // blocks, int(np.prod(shape[axis + 1 :], dtype=np.int64))
+    return math.prod(shape[:axis]) * blocks, shape[axis] // blocks, math.prod(shape[axis + 1 :])
 
 
 def _bits_of(weight: Any) -> tuple[npt.NDArray[Any], str]:
@@ -230,13 +231,33 @@ def _fill(
     """Fill `mask` for `bits`, both flat; in memory they are [outer, length, inner]."""
     # The pattern of places in groups repeats with each group, or with each row if the last group is short.
     period = (length if length % m else min(m, length)) * inner
-    size = max(1, min(_PIECE // period, bits.size // period)) * period
-    place = np.arange(period) // inner
-    above = np.minimum(m - 1, length - 1 - place // m * m) - place % m
-    repeated = np.tile(above.astype(np.int8), size // period)
-    ranks = _Ranks(magnitude, repeated, n, m, inner)
+    whole = max(1, _PIECE // period) * period
+    size = min(whole, bits.size)
+    # A pattern for whole pieces serves weights of all sizes. One longer than a piece is not worth keeping.
+    make = _places if period <= _PIECE else _places.__wrapped__
+    places = make(n, m, period // inner, inner, whole)
+    ranks = _Ranks(magnitude, places, size, inner)
     for start in range(0, bits.size, size):
         ranks(bits[start : start + size], mask[start : start + size])
+
+
+@functools.lru_cache(maxsize=16)
+def _places(n: int, m: int, length: int, inner: int, size: int) -> tuple[npt.NDArray[np.int8], tuple[BoolArray, ...]]:
+    """What the rule needs to know of each place of a piece, which is [size / length / inner, length, inner].
+
+    Returns:
+        The number that the balance of a place (see `_Ranks`) has to stay below, and for steps 1, 2, .. whether the
+        place so many positions on belongs to the same group. Read only.
+    """
+    place = np.arange(length * inner) // inner
+    above = (np.minimum(m - 1, length - 1 - place // m * m) - place % m).astype(np.int8)
+    repeated = np.tile(above, size // (length * inner))
+    # Of the higher positions, those that do not lose to this one beat it.
+    limit = (n - repeated).astype(np.int8)
+    same_group = tuple(repeated >= step for step in range(1, min(m, int(above.max()) + 1)))
+    for array in (limit, *same_group):
+        array.flags.writeable = False
+    return limit, same_group
 
 
 class _Ranks:
@@ -244,21 +265,24 @@ class _Ranks:
 
     Args:
         magnitude: writes magnitudes.
-        above: int8, for each place of a piece how many higher positions its group has.
-        n, m: the pattern.
+        places: what `_places` returns, for pieces of `size` or more.
+        size: weights of the largest piece.
         inner: distance in memory of neighbours along the axis.
     """
 
-    def __init__(self, magnitude: _Magnitude, above: npt.NDArray[np.int8], n: int, m: int, inner: int) -> None:
+    def __init__(
+        self,
+        magnitude: _Magnitude,
+        places: tuple[npt.NDArray[np.int8], tuple[BoolArray, ...]],
+        size: int,
+        inner: int,
+    ) -> None:
         self._magnitude = magnitude
         self._inner = inner
-        self._keys = np.empty(above.size, dtype=magnitude.dtype)
-        # Of the higher positions, those that do not lose to this one beat it.
-        self._limit = (n - above).astype(np.int8)
-        steps = range(1, min(m, int(above.max()) + 1))
-        self._same_group = [above >= step for step in steps]
-        self._wins = np.empty(above.size, dtype=np.bool_)
-        self._balance = np.empty(above.size, dtype=np.int8)
+        self._limit, self._same_group = places
+        self._keys = np.empty(size, dtype=magnitude.dtype)
+        self._wins = np.empty(size, dtype=np.bool_)
+        self._balance = np.empty(size, dtype=np.int8)
 
     def __call__(self, bits: npt.NDArray[Any], mask: BoolArray) -> None:
         size = bits.size
