@@ -7,11 +7,12 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
+from tests.tensorflow.micro import GRAPHS  # noqa: E402
+from tests.tensorflow.onnx_run import run_onnx  # noqa: E402
+
 from openwork.tensorflow.analysis import analyze_graph  # noqa: E402
 from openwork.tensorflow.prune import prune_graph  # noqa: E402
 from openwork.tensorflow.verify import difference, masked_graph, run_graph, verify_graph  # noqa: E402
-from tests.tensorflow.micro import GRAPHS  # noqa: E402
-from tests.tensorflow.onnx_run import run_onnx  # noqa: E402
 
 
 def constants(graph_def):
