@@ -1,0 +1,140 @@
+"""Change a live graph: find where a layer reads its weight, and let all readers read something else."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from openwork.errors import UnsupportedModelError
+from openwork.tensorflow.analysis import Layer
+from openwork.tensorflow.graphs import VARIABLES
+from openwork.tensorflow.names import COMPONENT, is_helper
+
+__all__ = ["check_editable", "helper_scope", "helpers_in", "read_of", "redirect"]
+
+# Readers of a variable that update, save or describe it; they go on to see the variable itself.
+_STATE = ("Assign", "Apply", "Scatter", "SparseApply", "Save", "IsVariableInitialized", "CountUpTo")
+_BODIES = ("If", "StatelessIf", "While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall", "Case")
+
+
+def check_editable(graph: object) -> tf.Graph:
+    """The graph, if operators can be put into it.
+
+    Raises:
+        UnsupportedModelError: it is no tf.Graph, is finalized, belongs to a tf.function, or trains on several devices.
+    """
+    if not isinstance(graph, tf.Graph):
+        raise UnsupportedModelError(f"graph is a {type(graph).__name__}; a tf.Graph is needed")
+    if graph.finalized:
+        raise UnsupportedModelError(
+            "graph is finalized and cannot be changed; call this before a MonitoredSession, Supervisor or "
+            "graph.finalize() closes it"
+        )
+    if graph.building_function:
+        raise UnsupportedModelError("graph is the body of a tf.function; build the model in a tf.Graph of its own")
+    if tf.distribute.has_strategy():
+        raise UnsupportedModelError("a tf.distribute strategy is in force; graphs of one device only are supported")
+    return graph
+
+
+def helpers_in(graph: tf.Graph) -> list[str]:
+    """Names of the operators that openwork inserted before."""
+    return [op.name for op in graph.get_operations() if is_helper(op.name)]
+
+
+@contextlib.contextmanager
+def helper_scope(graph: tf.Graph, name: str) -> Iterator[None]:
+    """Make operators below ``openwork_ops/<name>``, whatever scope, device or control dependency is in force."""
+    with (
+        graph.as_default(),
+        graph.control_dependencies(None),
+        tf.name_scope(f"{COMPONENT}/{name}/"),
+        graph.device(None),
+    ):
+        yield
+
+
+def read_of(graph: tf.Graph, layer: Layer, place: int) -> tf.Tensor:
+    """The tensor through which a layer reads its weight, in the weight's own layout.
+
+    Args:
+        graph: the graph.
+        layer: the layer.
+        place: which input of its operator the weight is.
+
+    Raises:
+        UnsupportedModelError: the weight is read inside a conditional or loop, or by an operator that hides it.
+    """
+    tensor = graph.get_operation_by_name(layer.op).inputs[place]
+    source = layer.weight.name
+    while True:
+        op = tensor.op
+        if op.name == source:
+            break  # a constant, or a reference variable that is read directly
+        if op.type == "ReadVariableOp" or (op.type == "Identity" and op.inputs[0].op.name == source):
+            break
+        following = [i for i in op.inputs if _leads_to(i.op, source)]
+        if not following:
+            raise UnsupportedModelError(f"layer {layer.op!r}: its weight {source!r} is not read by operators alone")
+        tensor = following[0]
+    if tensor.op._get_control_flow_context() is not None:
+        raise UnsupportedModelError(
+            f"layer {layer.op!r} reads its weight {source!r} inside a conditional or loop; move the layer out of it or "
+            "skip it (regular_prune_skip_layers, quant_skip_layers)"
+        )
+    _refuse_hidden_readers(graph, source, layer)
+    return tensor
+
+
+def _leads_to(op: tf.Operation, source: str) -> bool:
+    seen: set[str] = set()
+    pending = [op]
+    while pending:
+        current = pending.pop()
+        if current.name == source:
+            return True
+        if current.name not in seen:
+            seen.add(current.name)
+            pending += [i.op for i in current.inputs]
+    return False
+
+
+def _refuse_hidden_readers(graph: tf.Graph, source: str, layer: Layer) -> None:
+    """A function that gets the variable's handle may read the unmasked weight."""
+    variable = graph.get_operation_by_name(source)
+    if variable.type != "VarHandleOp":
+        return
+    for reader in variable.outputs[0].consumers():
+        if reader.type in _BODIES:
+            raise UnsupportedModelError(
+                f"layer {layer.op!r}: {reader.type} {reader.name!r} is given the variable {source!r} and may read it "
+                "unmasked; build the graph without it (tf.compat.v1.disable_control_flow_v2() before)"
+            )
+
+
+def redirect(old: tf.Tensor, new: tf.Tensor, keep: Sequence[tf.Operation] = ()) -> int:
+    """Let every reader of a tensor read another one, gradients that were already built included.
+
+    Operators that update, save or describe a variable, and openwork's own, go on to read the old tensor.
+
+    Args:
+        old, new: tensors of one shape and type.
+        keep: further operators that go on to read the old tensor.
+
+    Returns:
+        the number of inputs that were changed.
+    """
+    kept = {op.name for op in keep}
+    changed = 0
+    for reader in old.consumers():
+        if reader.name in kept or is_helper(reader.name):
+            continue
+        if old.op.type in VARIABLES and reader.type.startswith(_STATE):
+            continue
+        for index, tensor in enumerate(reader.inputs):
+            if tensor is old:
+                reader._update_input(index, new)
+                changed += 1
+    return changed

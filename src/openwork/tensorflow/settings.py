@@ -1,0 +1,127 @@
+"""What a config means for the layers of a graph."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from openwork.config import TENSORFLOW_TYPES, LayerSetting, RetrainConfig, read_chosen_channels, resolve
+from openwork.graph.groups import IntArray, PruneGroup
+from openwork.graph.plan import Plan
+from openwork.record import LayerKind
+from openwork.retrain.choice import choose_units, report_choice, why_nothing_goes
+from openwork.tensorflow.analysis import GraphAnalysis, Layer
+
+__all__ = ["chosen_units", "layer_kinds", "maskable_layers", "settings_of", "tell", "why_nothing"]
+
+_LOG = logging.getLogger("openwork")
+_PRUNABLE = ("Conv2D", "MatMul")
+_MASKABLE = ("Conv2D", "MatMul", "Conv2DBackpropInput")
+_FLOATS = (tf.float32, tf.float64)
+
+
+def _is_depthwise(layer: Layer) -> bool:
+    return layer.type.startswith("Depthwise") or (layer.groups == layer.cin and layer.groups > 1)
+
+
+def maskable_layers(analysis: GraphAnalysis) -> dict[str, Layer]:
+    """Layers whose weight can get an N:M mask or be quantised, by name."""
+    return {
+        name: layer
+        for name, layer in analysis.layers.items()
+        if layer.type in _MASKABLE and layer.weight.dtype in _FLOATS and not _is_depthwise(layer)
+    }
+
+
+def settings_of(config: RetrainConfig, analysis: GraphAnalysis) -> dict[str, LayerSetting]:
+    """What the config says of every operator of the graph.
+
+    Raises:
+        ConfigError: it names what the graph has not, or asks for what a layer cannot do.
+    """
+    kinds = {record.module: record.name for record in analysis.trace.records}
+    maskable = maskable_layers(analysis)
+    prunable = [name for name, layer in maskable.items() if layer.type in _PRUNABLE]
+    producers = {member.module for group in analysis.groups for member in group.producers}
+    return resolve(
+        config,
+        kinds,
+        prunable=prunable,
+        maskable=maskable,
+        quantizable=maskable,
+        prunable_on_request=[name for name in kinds if name in producers and name not in prunable],
+        known_types=TENSORFLOW_TYPES,
+    )
+
+
+def owners_of(analysis: GraphAnalysis) -> Callable[[str, str], Sequence[str]]:
+    """The layers that read a weight: all of them where several share it."""
+    owners: dict[str, list[str]] = {}
+    for name, layer in analysis.layers.items():
+        owners.setdefault(layer.weight.name, []).append(name)
+    return lambda parameter, module: owners.get(parameter, [module])
+
+
+def chosen_units(
+    analysis: GraphAnalysis,
+    settings: Mapping[str, LayerSetting],
+    text: str,
+    weights: Callable[[str], np.ndarray],
+    usable: Sequence[PruneGroup],
+) -> tuple[dict[int, IntArray], set[int]]:
+    """Units that a config removes, by group.
+
+    Args:
+        analysis: of the graph.
+        settings: what the config says of each layer.
+        text: the config; it may remember what a search chose.
+        weights: arrays by parameter name.
+        usable: the groups that may be pruned here.
+
+    Returns:
+        the units, and the groups whose units a search chose rather than a ranking of weights.
+    """
+    remembered = read_chosen_channels(text, {name: s.channels for name, s in settings.items()})
+    for layer, why in remembered.stale.items():
+        _LOG.warning("channels that a search chose for %s are not used: %s", layer, why)
+    chosen = choose_units(usable, settings, remembered.removed, weights, owners_of(analysis))
+    exact = {
+        group.index
+        for group in usable
+        if group.index in chosen and any(member.module in remembered.removed for member in group.producers)
+    }
+    return chosen, exact
+
+
+def why_nothing(analysis: GraphAnalysis, settings: Mapping[str, LayerSetting], source: Any) -> str:
+    """Words for the error when a config leads to an empty plan."""
+    return why_nothing_goes(
+        analysis.groups, settings, source, lambda module: module, lambda name: _why_kept(analysis, name)
+    )
+
+
+def tell(analysis: GraphAnalysis, plan: Plan, settings: Mapping[str, LayerSetting]) -> None:
+    """Log what each group loses, and why layers that the config asks for lose nothing."""
+    produced = {member.module for group in analysis.groups for member in group.producers}
+    report_choice(plan.groups, produced, settings, lambda name: _why_kept(analysis, name))
+
+
+def _why_kept(analysis: GraphAnalysis, name: str) -> str:
+    layer = analysis.layers.get(name)
+    for frozen in analysis.frozen if layer is not None else ():
+        if any(n == layer.weight.name and axis == layer.out_axis for n, axis, _ in frozen.members):  # type: ignore[union-attr]
+            return frozen.reason
+    return "no other layer reads them, or no output needs it"
+
+
+def layer_kinds(analysis: GraphAnalysis) -> dict[str, LayerKind]:
+    """What each operator with weights is to AMCT: its own type."""
+    kinds = {name: LayerKind(layer.type, layer.groups) for name, layer in analysis.layers.items()}
+    for record in analysis.trace.records:
+        if record.name.startswith("FusedBatchNorm") or record.name == "BiasAdd":
+            kinds.setdefault(record.module, LayerKind(record.name))
+    return kinds
