@@ -246,18 +246,17 @@ def _places(n: int, m: int, length: int, inner: int, size: int) -> tuple[npt.NDA
     """What the rule needs to know of each place of a piece, which is [size / length / inner, length, inner].
 
     Returns:
-        The number that the balance of a place (see `_Ranks`) has to stay below, and for steps 1, 2, .. whether the
-        place so many positions on belongs to the same group. Read only.
+        How many higher positions a place has in its group, less N; and for steps 1, 2, .. whether the place so many
+        positions on belongs to the same group. Read only.
     """
     place = np.arange(length * inner) // inner
     above = (np.minimum(m - 1, length - 1 - place // m * m) - place % m).astype(np.int8)
     repeated = np.tile(above, size // (length * inner))
-    # Of the higher positions, those that do not lose to this one beat it.
-    limit = (n - repeated).astype(np.int8)
+    excess = (repeated - n).astype(np.int8)
     same_group = tuple(repeated >= step for step in range(1, min(m, int(above.max()) + 1)))
-    for array in (limit, *same_group):
+    for array in (excess, *same_group):
         array.flags.writeable = False
-    return limit, same_group
+    return excess, same_group
 
 
 class _Ranks:
@@ -279,25 +278,30 @@ class _Ranks:
     ) -> None:
         self._magnitude = magnitude
         self._inner = inner
-        self._limit, self._same_group = places
-        self._keys = np.empty(size, dtype=magnitude.dtype)
+        self._excess, self._same_group = places
+        # The last places look beyond the piece; what they see there is of no group of theirs.
+        beyond = len(self._same_group) * inner
+        self._keys = np.zeros(size + beyond, dtype=magnitude.dtype)
+        self._balance = np.zeros(size + beyond, dtype=np.int8)
         self._wins = np.empty(size, dtype=np.bool_)
-        self._balance = np.empty(size, dtype=np.int8)
 
     def __call__(self, bits: npt.NDArray[Any], mask: BoolArray) -> None:
         size = bits.size
         keys, balance = self._keys[:size], self._balance[:size]
+        wins = self._wins[:size]
+        counts = wins.view(np.int8)
         self._magnitude(bits, keys)
-        # balance = lower positions that beat this one - higher positions that this one beats
-        balance[...] = 0
+        # Of the higher positions, those that do not lose to this one beat it. So the positions that beat this one are
+        # balance + N, where balance = higher positions - N - higher ones that this beats + lower ones that beat this.
+        source = self._excess[:size]
         for step, same_group in enumerate(self._same_group, 1):
-            apart = step * self._inner
-            wins = self._wins[: size - apart]
-            np.greater_equal(keys[:-apart], keys[apart:], out=wins)
-            np.logical_and(wins, same_group[: size - apart], out=wins)
-            np.add(balance[apart:], wins.view(np.int8), out=balance[apart:])
-            np.subtract(balance[:-apart], wins.view(np.int8), out=balance[:-apart])
-        np.less(balance, self._limit[:size], out=mask)
+            apart = slice(step * self._inner, step * self._inner + size)
+            np.greater_equal(keys, self._keys[apart], out=wins)
+            np.logical_and(wins, same_group[:size], out=wins)
+            np.subtract(source, counts, out=balance)
+            np.add(self._balance[apart], counts, out=self._balance[apart])
+            source = balance
+        np.less(source, np.int8(0), out=mask)
 
 
 def _mask_elsewhere(torch: Any, weight: Any, n: int, m: int, axis: int, blocks: int) -> Any:

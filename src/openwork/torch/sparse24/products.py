@@ -109,8 +109,8 @@ def product(rows: Tensor, weight: Tensor, mask: Tensor | None) -> Tensor:
     result = rows.new_empty(rows.shape[0], weight.shape[0])
     if mask is None:
         return torch.mm(rows, weight.t(), out=result)
-    for part, piece in _masked_pieces(weight, mask):
-        torch.mm(rows, piece.t(), out=result[:, part])
+    for part, values, stays, _ in _pieces(weight, mask):
+        torch.mm(rows, stays.mul_(values).t(), out=result[:, part])
     return result
 
 
@@ -136,37 +136,40 @@ def product_gradients(
     """
     to_rows = torch.zeros_like(rows) if needs_rows else None
     to_weight = torch.empty_like(weight, requires_grad=False) if needs_weight else None
-    pieces = _pieces(weight) if clean or not needs_rows else _masked_pieces(weight, mask)
-    for part, piece in pieces:
+    for part, values, stays, scratch in _pieces(weight, mask):
         own = gradient[:, part]
+        if not clean:
+            torch.mul(values, stays, out=scratch)
         if to_rows is not None:
-            to_rows.addmm_(own, piece)
+            to_rows.addmm_(own, values if clean else scratch)
         if to_weight is None:
             continue
         target = to_weight[part]
         torch.mm(own.t(), rows, out=target)
         if decay is None:
-            multiply_mask_(target, mask[part])
+            target.mul_(stays)
         else:
-            target.add_(masked(weight[part], mask[part].logical_not()), alpha=decay)
+            target.add_(torch.sub(values, scratch, out=scratch), alpha=decay)
     return to_rows, to_weight
 
 
-def _pieces(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def _pieces(weight: Tensor, mask: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+    """Goes through a weight in pieces of whole rows, each of which holds until the next is asked for.
+
+    Yields:
+        Where the rows are, the rows, their mask as 0 and 1 of the weight's kind, and a scratch of the same shape.
+    """
+    # The mask is cast once, with NumPy: torch's cast of booleans takes five times as long, and a product of two kinds
+    # of elements would cast it each time.
     step = max(1, _PIECE // weight.shape[1])
     values = weight.detach()
-    for start in range(0, weight.shape[0], step):
-        part = slice(start, min(start + step, weight.shape[0]))
-        yield part, values[part]
-
-
-def _masked_pieces(weight: Tensor, mask: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Rows of weight * mask; each piece holds until the next is asked for."""
-    scratch: Tensor | None = None
-    for part, values in _pieces(weight):
-        scratch = torch.empty_like(values) if scratch is None else scratch[: len(values)]
-        _multiply(values.numpy(), mask[part].numpy(), scratch.numpy())
-        yield part, scratch
+    scratches = values.new_empty(2, min(step, len(values)), values.shape[1])
+    for start in range(0, len(values), step):
+        part = slice(start, min(start + step, len(values)))
+        piece = values[part]
+        stays, scratch = scratches[:, : len(piece)]
+        np.copyto(stays.numpy(), mask[part].numpy())
+        yield part, piece, stays, scratch
 
 
 def output_size(x: Tensor, kernel: tuple[int, ...], settings: tuple[Any, ...]) -> tuple[int, int]:
