@@ -126,9 +126,11 @@ def _rows_of(array: IntArray, location: str, whole_rows: bool, reasons: _Reasons
         array = array[..., 0]
     if array.ndim < 2:
         return None
-    matrix = np.unique(array.reshape(-1, array.shape[-1]), axis=0)
+    matrix = array.reshape(-1, array.shape[-1])
     if bool((matrix == matrix[:1]).all()):
         return None
+    different = dict.fromkeys(row.tobytes() for row in np.ascontiguousarray(matrix))
+    matrix = np.frombuffer(b"".join(different), dtype=matrix.dtype).reshape(len(different), -1)
     height, width = matrix.shape
     rows = np.repeat(np.arange(height, dtype=np.int64), width)
     flat = matrix.ravel()
@@ -304,10 +306,13 @@ def _group(
     group_of[lonely] = -1
     block_of = np.zeros(number, dtype=np.int64)
     inside = np.flatnonzero(group_of >= 0)
-    pairs = np.stack([group_of[inside].astype(np.uint64), block_key[inside]])
-    unique_pairs, pair_of = np.unique(pairs, axis=1, return_inverse=True)
-    pair_of = pair_of.ravel()
-    pair_group = unique_pairs[0].astype(np.int64)
+    # Most units are in no constraint: only the others are told apart.
+    kind = np.zeros(len(inside), dtype=np.int64)
+    bound = np.flatnonzero(block_key[inside])
+    kinds, kind[bound] = np.unique(block_key[inside[bound]], return_inverse=True)
+    kind[bound] += 1
+    pairs, pair_of = np.unique(group_of[inside] * (len(kinds) + 1) + kind, return_inverse=True)
+    pair_group = pairs // (len(kinds) + 1)
     offset = np.searchsorted(pair_group, np.arange(tied_count))
     block_of[inside] = pair_of - offset[group_of[inside]]
     void = group_of, block_of, 0, block_of, [block_of]
@@ -333,7 +338,7 @@ def _group(
     renumber[ranked[used]] = np.arange(int(used.sum()))
     group_of[inside] = renumber[group_of[inside]]
     unit_of = np.full(number, -1, dtype=np.int64)
-    by_group = inside[np.argsort(group_of[inside], kind="stable")]
+    by_group = inside[_stable_order(group_of[inside], int(used.sum()))]
     sorted_groups = group_of[by_group]
     begin = np.searchsorted(sorted_groups, np.arange(int(used.sum())))
     unit_of[by_group] = np.arange(len(by_group)) - begin[sorted_groups]
@@ -390,6 +395,11 @@ def _connected(sets: list[set[int]]) -> list[list[int]]:
     return [sorted(members) for members in merged]
 
 
+def _stable_order(values: IntArray, count: int) -> IntArray:
+    """A stable argsort of integers below `count`; NumPy sorts short ones by radix."""
+    return np.argsort(values.astype(np.int16) if count < 2**15 else values, kind="stable")
+
+
 def _members(
     store: LabelStore,
     owner: IntArray,
@@ -405,7 +415,8 @@ def _members(
 ) -> tuple[PruneGroup, ...]:
     label_group = group_of[owned_component]
     live = np.flatnonzero(label_group >= 0)
-    order = live[np.lexsort((positions[live], owner[live], label_group[live]))]
+    # Owned labels stand in the order of their axes and positions already.
+    order = live[_stable_order(label_group[live], group_count)]
     keys = label_group[order] * max(1, len(store.owned)) + owner[order]
     cuts = np.flatnonzero(np.diff(keys)) + 1
     members: list[list[Member]] = [[] for _ in range(group_count)]
@@ -426,7 +437,7 @@ def _members(
             )
         )
     inside = np.flatnonzero(group_of >= 0)
-    by_unit = inside[np.lexsort((unit_of[inside], group_of[inside]))]
+    by_unit = inside[_stable_order(group_of[inside], group_count)]  # units ascend with components
     bounds = np.searchsorted(group_of[by_unit], np.arange(group_count + 1))
     groups = []
     for index in range(group_count):
