@@ -53,7 +53,7 @@ OUTSIDE: dict[str, set[str]] = {
     "report": {"numpy", "rich", "jinja2"},
     "onnx": {"numpy", "protobuf", "onnx"},
     "convert": {"numpy", "protobuf", "onnx", "onnxruntime", "tensorflow", "tf2onnx", "click", "rich"},
-    "retrain": {"numpy", "rich"},
+    "retrain": {"numpy", "onnx", "onnxruntime", "rich"},
     "torch": {"numpy", "protobuf", "torch", "onnx", "onnxruntime", "click", "rich"},
     "tensorflow": {"numpy", "protobuf", "tensorflow", "keras", "rich"},
     "demo": {"numpy", "torch", "onnxruntime", "sklearn", "click", "rich"},
@@ -67,6 +67,10 @@ INSIDE_FUNCTIONS: dict[str, dict[str, str]] = {
         "onnxruntime": "only run-check runs a model",
         "tensorflow": "an extra; only --framework 3 reads its files, in a process of its own",
         "tf2onnx": "as TensorFlow",
+    },
+    "retrain": {
+        "onnx": "an extra; only the latency cost makes layers to run",
+        "onnxruntime": "an extra; only the latency cost runs layers",
     },
     "torch": {
         "onnx": "an extra beside torch; the checker of exported files and the files of timed layers need it",

@@ -8,13 +8,14 @@ keeps everything. The copy gives the gradients that the original would give for 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from openwork.errors import ModelError
+from openwork.errors import ConfigError, ModelError
 from openwork.tensorflow.graphs import VARIABLES, const_node, first_line, node_name, tensor_of
 
 __all__ = ["InferenceCopy", "variables_behind"]
@@ -272,13 +273,20 @@ class InferenceCopy:
         """Values of tensors; any tensor may be fed, variables by ``name:0``.
 
         Raises:
+            ConfigError: a placeholder is not fed.
             ModelError: TensorFlow cannot compute them; says what it says.
         """
         given = {name: value for name, value in feed.items() if node_name(name) in self._names}
         try:
             return list(self._session.run(list(tensors), feed_dict=given))
         except (tf.errors.OpError, ValueError, TypeError) as error:
-            raise ModelError(f"the graph fails on input_data: {first_line(error)}") from error
+            text = str(getattr(error, "message", None) or error)
+            missing = re.search(r"must feed a value for placeholder tensor '([^']+)'", text)
+            if missing:
+                raise ConfigError(f"input_data does not feed the placeholder {missing[1]!r}") from error
+            words = [line.strip() for line in text.splitlines() if line.strip() and "Detected at" not in line]
+            told = next((line for line in words if not line.startswith(("Graph execution error", "Node:"))), words[0])
+            raise ModelError(f"the graph fails on input_data: {told[:300]}") from error
 
     @property
     def _names(self) -> set[str]:

@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 import openwork.torch as ow
+from openwork.retrain.latency import axis_length, node_graph
 from openwork.retrain.search import per_sample
 from openwork.torch.search import LatencyMeter, latency_cost
 from openwork.torch.search._batches import Batch
-from openwork.torch.search._latency import _graph, _shape_of, axis_length
+from openwork.torch.search._latency import _shape_of
 from openwork.torch.search.testing import small_net
 from openwork.torch.structure import bind_inputs
 
@@ -32,7 +33,7 @@ def test_measured_node_is_the_layer(module, size, widths):
     import onnxruntime
 
     shape = _shape_of(module, size, size[0])
-    model, feeds = _graph(shape, [widths])
+    model, feeds = node_graph(shape, [widths])
     (result,) = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, feeds)
     import onnx
     from onnx import numpy_helper

@@ -1,149 +1,28 @@
-"""Latency of each layer, measured with onnxruntime on the CPU over a grid of widths.
-
-A layer is run as a single ONNX node with random weights; its time is the node's own kernel time from the
-runtime's profile, so that layout changes at the ends of the graph do not count. Layers of equal shape are measured
-once. What is no convolution or linear layer is left out.
-"""
+"""Latency of the layers of a torch model. What is no convolution or linear layer is left out."""
 
 from __future__ import annotations
 
-import json
 import math
-import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from openwork.errors import OpenworkError
-from openwork.graph.groups import AxisSize, PruneGroup
-from openwork.search.cost import LatencyCost, LayerTable
-from openwork.search.cost._latency import grid, interpolator
+from openwork.graph.groups import PruneGroup
+from openwork.retrain.latency import LatencyMeter, LayerShape, layer_table
+from openwork.search.cost import LatencyCost
 from openwork.torch.search._batches import Batch, device_of
 from openwork.torch.search._gates import eval_mode
 from openwork.torch.search._graph import layer_widths
 
-__all__ = ["LatencyMeter", "axis_length", "latency_cost"]
+__all__ = ["LatencyMeter", "latency_cost"]
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """Everything but the widths that the time of a layer depends on."""
-
-    operator: str  # Conv, ConvTranspose, MatMul
-    leading: tuple[int, ...]  # sizes before the channel axis
-    trailing: tuple[int, ...]  # and after it
-    attributes: tuple[tuple[str, Any], ...] = ()
-    groups: int = 1
-    depthwise: bool = False
-
-
-_MOST_WEIGHTS = 1 << 25
-
-
-@dataclass
-class LatencyMeter:
-    """Measures layers and remembers what it measured.
-
-    Attributes:
-        threads: of the runtime.
-        repeats: runs of each layer; the fastest counts, as noise only ever adds.
-        points: block edges on each axis of the grid; see `openwork.search.cost`.
-        measured: seconds by (shape, input width, output width).
-    """
-
-    threads: int = 1
-    repeats: int = 7
-    points: int = 3
-    measured: dict[tuple[_Shape, int, int], float] = field(default_factory=dict)
-
-    def table(self, shape: _Shape, inputs: Sequence[int], outputs: Sequence[int]) -> np.ndarray:
-        """Seconds [inputs, outputs]; what was measured before is not measured again."""
-        wanted = [
-            (i, o)
-            for i in inputs
-            for o in outputs
-            if (shape, i, o) not in self.measured and (not shape.depthwise or i == o)
-        ]
-        while wanted:
-            # One graph holds the weights of many widths; it must stay below the 2 GB that protobuf can write.
-            count, room = 0, _MOST_WEIGHTS
-            while count < len(wanted) and (count == 0 or room > 0):
-                room -= wanted[count][0] * wanted[count][1] * math.prod(dict(shape.attributes).get("kernel_shape", ()))
-                count += 1
-            part, wanted = wanted[:count], wanted[count:]
-            self.measured.update(zip(((shape, i, o) for i, o in part), self._run(shape, part), strict=True))
-        if shape.depthwise:
-            return np.array([[self.measured[shape, i, i]] for i in inputs])
-        return np.array([[self.measured[shape, i, o] for o in outputs] for i in inputs])
-
-    def _run(self, shape: _Shape, widths: Sequence[tuple[int, int]]) -> list[float]:
-        """Run one node for each pair of widths in one graph, and read their times from the profile."""
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise OpenworkError("cost LATENCY needs onnx and onnxruntime; install openwork[onnx]") from error
-        model, feeds = _graph(shape, widths)
-        with tempfile.TemporaryDirectory() as folder:
-            options = onnxruntime.SessionOptions()
-            options.intra_op_num_threads = self.threads
-            options.inter_op_num_threads = 1
-            options.log_severity_level = 3
-            options.enable_profiling = True
-            options.profile_file_prefix = str(Path(folder) / "profile")
-            session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-            for _ in range(self.repeats + 1):
-                session.run(None, feeds)
-            events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-        times: dict[int, list[float]] = {}
-        for event in events:
-            name, _, ending = event.get("name", "").rpartition("_kernel_time")
-            if event.get("cat") == "Node" and not ending and name.startswith("layer"):
-                times.setdefault(int(name.removeprefix("layer").split("_")[0]), []).append(event["dur"])
-        return [min(times[number][1:]) * 1e-6 for number in range(len(widths))]
-
-
-def _graph(shape: _Shape, widths: Sequence[tuple[int, int]]) -> tuple[bytes, dict[str, np.ndarray]]:
-    """An ONNX model with a node ``layer<i>`` for each pair of widths, and its feeds."""
-    from onnx import TensorProto, helper, numpy_helper
-
-    random = np.random.default_rng(0)
-    nodes, weights, outputs = [], [], []
-    feeds: dict[str, np.ndarray] = {}
-    for number, (inner, outer) in enumerate(widths):
-        source = f"x{inner}"
-        size = (*shape.leading, inner, *shape.trailing)
-        feeds.setdefault(source, random.standard_normal(size, dtype=np.float32))
-        attributes = dict(shape.attributes)
-        groups = inner if shape.depthwise else shape.groups
-        if shape.operator == "MatMul":
-            weight = (inner, outer)
-        else:
-            attributes["group"] = groups
-            first, second = (inner, outer) if shape.operator == "ConvTranspose" else (outer, inner)
-            weight = (first, second // groups, *attributes["kernel_shape"])
-        values = random.standard_normal(weight, dtype=np.float32)
-        weights.append(numpy_helper.from_array(values, f"w{number}"))
-        nodes.append(
-            helper.make_node(
-                shape.operator, [source, f"w{number}"], [f"layer{number}"], name=f"layer{number}", **attributes
-            )
-        )
-        outputs.append(helper.make_tensor_value_info(f"layer{number}", TensorProto.FLOAT, None))
-    values_in = [helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape) for name, array in feeds.items()]
-    graph = helper.make_graph(nodes, "layers", values_in, outputs, weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    return model.SerializeToString(), feeds
-
-
-def _shape_of(module: nn.Module, size: Sequence[int], samples: int) -> _Shape | None:
+def _shape_of(module: nn.Module, size: Sequence[int], samples: int) -> LayerShape | None:
     """The shape of a layer that reads a tensor of `size`; None when it is of a kind that is not measured."""
     if isinstance(module, nn.Linear):
-        return _Shape("MatMul", (max(1, math.prod(size[:-1]) // samples),), ())
+        return LayerShape("MatMul", (max(1, math.prod(size[:-1]) // samples),), ())
     if not isinstance(module, nn.modules.conv._ConvNd) or len(size) != len(module.kernel_size) + 2:
         return None
     padding = module.padding if not isinstance(module.padding, str) else _same(module)
@@ -157,7 +36,7 @@ def _shape_of(module: nn.Module, size: Sequence[int], samples: int) -> _Shape | 
     if transposed:
         attributes["output_padding"] = tuple(module.output_padding)
     depthwise = module.groups > 1 and module.groups == module.in_channels == module.out_channels
-    return _Shape(
+    return LayerShape(
         "ConvTranspose" if transposed else "Conv",
         (max(1, size[0] // samples),),
         tuple(size[2:]),
@@ -172,20 +51,6 @@ def _same(module: nn.modules.conv._ConvNd) -> tuple[int, ...]:
         return (0,) * len(module.kernel_size)
     pairs = zip(module.kernel_size, module.dilation, strict=True)
     return tuple((kernel - 1) * dilation // 2 for kernel, dilation in pairs)
-
-
-def axis_length(parameter: str, axis: int, size: int, groups: Sequence[PruneGroup]) -> AxisSize:
-    """The length of the channel axis of a parameter as a function of the units kept in each group."""
-    terms = []
-    moving = 0
-    for group in groups:
-        count = sum(
-            len(member.positions) for member in group.members if (member.parameter, member.axis) == (parameter, axis)
-        )
-        if count:
-            moving += count
-            terms.append((group.index, count / group.units))
-    return AxisSize(float(size - moving), tuple(terms))
 
 
 def latency_cost(
@@ -231,30 +96,8 @@ def latency_cost(
         shape = _shape_of(modules[name], size, batch.samples)
         widths = layer_widths(modules[name])
         if shape is not None and widths is not None:
-            tables.append(_layer_table(name, shape, widths, groups, meter))
+            axes = (0, 1) if shape.operator == "ConvTranspose" and not shape.depthwise else (1, 0)
+            tables.append(layer_table(name, shape, f"{name}.weight", axes, widths, groups, meter))
         if progress is not None:
             progress((number + 1) / len(seen))
     return LatencyCost(tables)
-
-
-def _layer_table(
-    name: str, shape: _Shape, widths: tuple[int, int], groups: Sequence[PruneGroup], meter: LatencyMeter
-) -> LayerTable:
-    weight = f"{name}.weight"
-    input_axis, output_axis = (0, 1) if shape.operator == "ConvTranspose" else (1, 0)
-    if shape.depthwise:
-        length = axis_length(weight, output_axis if output_axis == 0 else input_axis, widths[1], groups)
-        points = grid(widths[1], most=meter.points)
-        times = meter.table(shape, points, points)
-        lookup = interpolator(points, [1], times)
-        return LayerTable(name, length, AxisSize(1.0), lookup)
-    inner = axis_length(weight, input_axis, widths[0], groups)
-    outer = axis_length(weight, output_axis, widths[1], groups)
-    rows, columns = (
-        # Widths of a grouped convolution are multiples of its groups.
-        sorted({max(1, point // shape.groups) * shape.groups for point in grid(width, most=meter.points)})
-        if length.terms
-        else [width]
-        for length, width in ((inner, widths[0]), (outer, widths[1]))
-    )
-    return LayerTable(name, inner, outer, interpolator(rows, columns, meter.table(shape, rows, columns)))
