@@ -103,6 +103,29 @@ def channel_sums(member: Member, values: npt.NDArray[np.floating]) -> FloatArray
     return rows.sum(axis=others, dtype=np.float64).reshape(-1)
 
 
+def read_square_sums(source: ArraySource, member: Member) -> tuple[FloatArray, int]:
+    """Sums of squares of the member's parameter as `channel_sums` gives them, and the parameter's size.
+
+    Squares and sums of a channel in the weights' own precision where NumPy has a fast dot product: one pass over
+    the memory, 2e-7 apart.
+
+    Raises:
+        WeightsError: as `read` and `channel_sums`.
+    """
+    values = np.asarray(source(member.parameter))
+    dot = getattr(np, "vecdot", None)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if dot is not None and member.axis == 0 and values.shape[:1] == (member.size,) and values.flags.c_contiguous:
+            rows = values.reshape(member.size, -1)
+            sums = np.asarray(dot(rows, rows), dtype=np.float64)
+        else:
+            sums = channel_sums(member, np.square(values))
+    if not np.isfinite(sums).all():
+        # Either the weights are not finite, which is refused, or their squares are too large.
+        sums = channel_sums(member, np.square(read(source, member.parameter), dtype=np.float64))
+    return sums, values.size
+
+
 def unit_sums(member: Member, channels: FloatArray, units: int) -> FloatArray:
     """Sum per-channel values [member.size] over the positions of each unit: float64 [units]."""
     sums = np.bincount(member.units, weights=channels[member.positions], minlength=units)
