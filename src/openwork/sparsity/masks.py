@@ -281,8 +281,10 @@ class _Ranks:
         self._excess, self._same_group = places
         # The last places look beyond the piece; what they see there is of no group of theirs.
         beyond = len(self._same_group) * inner
-        self._keys = np.zeros(size + beyond, dtype=magnitude.dtype)
-        self._balance = np.zeros(size + beyond, dtype=np.int8)
+        self._keys = np.empty(size + beyond, dtype=magnitude.dtype)
+        self._balance = np.empty(size + beyond, dtype=np.int8)
+        self._keys[size:] = 0
+        self._balance[size:] = 0
         self._wins = np.empty(size, dtype=np.bool_)
 
     def __call__(self, bits: npt.NDArray[Any], mask: BoolArray) -> None:
