@@ -158,12 +158,18 @@ class MaskedConvolution(Function):
             to_x = None if to_rows is None else scatter(to_rows, x.shape, kernel, ctx.settings)
             to_weight = None if to_weight is None else to_weight.view(weight.shape)
             return to_x, to_weight, None, slopes.sum(0) if needs_bias else None, None, None, None
-        effective = weight * mask if torch.is_grad_enabled() else masked(weight, mask)
-        to_x, to_weight, to_bias = torch.ops.aten.convolution_backward(
-            gradient, x, effective.to(x.dtype), ctx.bias_sizes, *ctx.settings, [needs_x, needs_weight, needs_bias]
-        )
-        if needs_weight:
-            to_weight = _weight_gradient(to_weight, weight, mask, ctx.decay)
+        to_x = to_weight = to_bias = None
+        backward = torch.ops.aten.convolution_backward
+        rest = ctx.bias_sizes, *ctx.settings
+        if needs_weight or needs_bias:
+            # The weight only tells its shape here. One after the other: no two temporary weights at a time.
+            wanted = [False, needs_weight, needs_bias]
+            _, to_weight, to_bias = backward(gradient, x, weight.detach().to(x.dtype), *rest, wanted)
+            if needs_weight:
+                to_weight = _weight_gradient(to_weight, weight, mask, ctx.decay)
+        if needs_x:
+            effective = weight * mask if torch.is_grad_enabled() else masked(weight, mask)
+            to_x, _, _ = backward(gradient, x, effective.to(x.dtype), *rest, [True, False, False])
         return to_x, to_weight, None, to_bias, None, None, None
 
 
@@ -207,9 +213,9 @@ class MaskedLinear(Function):
             inputs = x.reshape(-1, x.shape[-1])
             to_x, to_weight = product_gradients(rows, inputs, weight, mask, ctx.clean, ctx.decay, needs_x, needs_weight)
             return None if to_x is None else to_x.view(x.shape), to_weight, None, to_bias, None, None
+        if needs_weight:
+            to_weight = _weight_gradient(rows.t() @ x.reshape(-1, x.shape[-1]), weight, mask, ctx.decay)
         if needs_x:
             effective = weight * mask if torch.is_grad_enabled() else masked(weight, mask)
             to_x = gradient @ effective.to(x.dtype)
-        if needs_weight:
-            to_weight = _weight_gradient(rows.t() @ x.reshape(-1, x.shape[-1]), weight, mask, ctx.decay)
         return to_x, to_weight, None, to_bias, None, None

@@ -34,7 +34,7 @@ _KINDS = (torch.float32, torch.float64)
 # Weights per piece: a NumPy call costs little per weight, and a piece, its mask and a scratch fit into a 2 MB cache.
 _PIECE = 131072
 # Rows up to which the product waits for the weights; with more the convolutions of oneDNN are faster.
-_FEW = 16
+_FEW = 32
 
 
 def for_numpy(*tensors: Tensor) -> bool:
