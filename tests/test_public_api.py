@@ -46,6 +46,10 @@ OFFERED = {
         "RecordError", "UnsupportedModelError", "WeightsError",
     },
     "openwork.torch": {"Analysis", "PrunePlan", *NATIVE, *AMCT},
+    "openwork.tensorflow": {
+        "GraphAnalysis", "KerasAnalysis", "analyze", "analyze_graph", "prune", "prune_graph", "prune_saved_model",
+        "verify", "verify_graph",
+    },
     "openwork.importance": {"Importance", "get", "names"},
     "openwork.config": {"RetrainConfig", "kept_channels", "load_retrain_config", "save_retrain_config"},
     "openwork.record": {"Record", "load_record", "save_record"},

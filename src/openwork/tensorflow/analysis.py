@@ -17,6 +17,7 @@ from openwork.graph.groups import CostTerm, Frozen, IntArray, PruneGroup
 from openwork.graph.labels import LabelMap
 from openwork.graph.plan import GroupCut, Plan, group_cut
 from openwork.graph.settle import Settled, settle
+from openwork.tensorflow.functions import inlined
 from openwork.tensorflow.graphs import as_graph_def, bind, output_names
 from openwork.tensorflow.helpers import without_helpers
 from openwork.tensorflow.trace import Trace, WeightSource, trace
@@ -151,6 +152,11 @@ class GraphAnalysis:
         """The cuts when these units of these groups go."""
         return tuple(group_cut(self.groups[index], units) for index, units in sorted(removed.items()) if len(units))
 
+    def consumed(self) -> set[tuple[str, int, int]]:
+        """(weight, axis, blocks) of the axes that read channels."""
+        pairs = zip(self.trace.store.owned, self.settled.consumed, strict=True)
+        return {(axis.parameter, axis.axis, axis.blocks) for axis, reads in pairs if reads}
+
     def dead(self, plan: Plan) -> np.ndarray:
         """bool [labels]: labels that die with the plan's cuts."""
         owned = {(axis.parameter, axis.axis, axis.blocks): axis for axis in self.trace.store.owned}
@@ -160,6 +166,28 @@ class GraphAnalysis:
             if axis is not None:
                 dead[self.settled.component[axis.start + cut.removed]] = True
         return dead[self.settled.component]
+
+    def freeze(self, tensors: Sequence[LabelMap], dead: np.ndarray, why: str) -> bool:
+        """Never remove what dies in these tensors; the groups change.
+
+        Args:
+            tensors: label maps.
+            dead: bool [labels], see `dead`.
+            why: the reason, one line.
+
+        Returns:
+            False if nothing in them dies.
+        """
+        held = [entry.labels[dead[entry.labels]] for tensor in tensors for entry in tensor.entries]
+        held = [labels for labels in held if len(labels)]
+        store = self.trace.store
+        store.location = ""
+        for labels in held:
+            store.freeze(labels, why)
+        if held:
+            self.settled = settle(store)
+            self.__dict__.pop("costs", None)
+        return bool(held)
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -172,15 +200,20 @@ class GraphAnalysis:
 
 
 def analyze_graph(
-    graph: tf.Graph | tf.compat.v1.GraphDef, outputs: Sequence[str], sizes: Mapping[str, Sequence[int]] | None = None
+    graph: tf.Graph | tf.compat.v1.GraphDef,
+    outputs: Sequence[str],
+    sizes: Mapping[str, Sequence[int]] | None = None,
+    layers: Mapping[str, str] | None = None,
 ) -> GraphAnalysis:
     """Find what depends on what in a graph, without its weights.
 
     Args:
         graph: a tf.Graph or GraphDef, frozen or with variables. It is not changed. Operators that openwork
-            inserted (masks, 2:4 selection, fake quantisation) are looked through.
+            inserted (masks, 2:4 selection, fake quantisation) are looked through; in a GraphDef, the bodies of
+            functions take the place of their calls.
         outputs: names of its output operators or tensors.
         sizes: shapes of placeholders, by name. Lengths that neither they nor the graph give are made up.
+        layers: names of layers by weight, where they are not those of the operators that read it.
 
     Returns:
         The analysis.
@@ -191,6 +224,9 @@ def analyze_graph(
     """
     graph_def = as_graph_def(graph)
     names = output_names(graph_def, outputs)
-    bound = bind(without_helpers(graph_def), names, sizes)
-    traced = trace(bound)
+    plain = without_helpers(graph_def)
+    if not isinstance(graph, tf.Graph):
+        plain = inlined(plain)  # a live graph is edited where it is, so its operators keep their places
+    bound = bind(plain, names, sizes)
+    traced = trace(bound, layers or {})
     return GraphAnalysis(bound.graph_def, names, traced, settle(traced.store), dict(sizes or {}))

@@ -22,6 +22,7 @@ __all__ = [
     "bind",
     "const_node",
     "first_line",
+    "made_up",
     "node_name",
     "output_names",
     "read_frozen",
@@ -216,14 +217,16 @@ def _bound_shape(
     dims = [dim.size for dim in proto.dim]
     if -1 not in dims:
         return None
-    made = []
-    for axis, size in enumerate(dims):
-        if size != -1:
-            made.append(size)
-            continue
-        unknown.append((node.name, axis))
-        made.append(BATCH + offset if axis == 0 else _SPACE[(axis - 1) % len(_SPACE)] + 32 * offset)
-    return made
+    unknown += [(node.name, axis) for axis, size in enumerate(dims) if size == -1]
+    return made_up([None if size == -1 else size for size in dims], offset)
+
+
+def made_up(shape: Sequence[int | None], offset: int = 0) -> list[int]:
+    """A shape whose open lengths are made up: the first one is a batch, the others are lengths of an image."""
+    return [
+        size if size is not None else BATCH + offset if axis == 0 else _SPACE[(axis - 1) % len(_SPACE)] + 32 * offset
+        for axis, size in enumerate(shape)
+    ]
 
 
 def bind(

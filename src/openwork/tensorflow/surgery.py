@@ -14,6 +14,7 @@ from openwork.errors import ModelError, RecordError, nearest
 from openwork.graph.plan import Cut, Plan
 from openwork.graph.sizes import surviving_shape
 from openwork.tensorflow.analysis import GraphAnalysis
+from openwork.tensorflow.functions import inlined
 from openwork.tensorflow.graphs import bind, const_node, node_name, subgraph, tensor_of
 from openwork.tensorflow.helpers import without_helpers
 from openwork.tensorflow.values import constant_of, known_values
@@ -92,7 +93,7 @@ def cut(graph_def: tf.compat.v1.GraphDef, analysis: GraphAnalysis, plan: Plan) -
             raise ModelError(f"weight {name!r} is a variable; freeze the graph before it is cut")
     dead = analysis.dead(plan)
     result = tf.compat.v1.GraphDef()
-    result.CopyFrom(without_helpers(graph_def))
+    result.CopyFrom(inlined(without_helpers(graph_def)))
     nodes = {node.name: node for node in result.node}
     for name, parts in cuts.items():
         node = nodes[name]

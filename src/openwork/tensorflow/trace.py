@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,9 +60,10 @@ class Trace:
 
 
 class _Tracer:
-    def __init__(self, bound: Bound) -> None:
+    def __init__(self, bound: Bound, layers: Mapping[str, str]) -> None:
         self.bound = bound
         self.store = LabelStore()
+        self.store.layers.update(layers)
         self.trace = Trace(bound, self.store, [], {}, {}, {})
         self._handles: dict[str, str] = {}  # tensor -> variable, through which it may be read
         self._weights: dict[str, str] = {}  # tensor -> weight that it is
@@ -218,6 +219,11 @@ def _data_inputs(node: Any) -> list[str]:
     return ["{}:{}".format(*tensor_of(name)) for name in node.input if not name.startswith("^")]
 
 
-def trace(bound: Bound) -> Trace:
-    """Label a graph whose lengths are known."""
-    return _Tracer(bound).run()
+def trace(bound: Bound, layers: Mapping[str, str]) -> Trace:
+    """Label a graph whose lengths are known.
+
+    Args:
+        bound: the graph.
+        layers: names of layers by weight; other weights belong to the first operator that reads them.
+    """
+    return _Tracer(bound, layers).run()

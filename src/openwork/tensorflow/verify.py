@@ -7,7 +7,7 @@ zeros at the removed ones, as in the smaller graph. The results must be equal up
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from openwork.tensorflow.rules import Record, attribute
 from openwork.tensorflow.surgery import cuts_by_parameter
 from openwork.tensorflow.values import constant_of
 
-__all__ = ["difference", "masked_graph", "run_graph", "verify_graph"]
+__all__ = ["difference", "masked_graph", "masked_weight", "run_graph", "verify_graph"]
 
 _REDUCING = {"Mean", "Sum", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm"}
 _PRODUCTS = {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv2D", "Conv3D",
@@ -56,8 +56,21 @@ def _alive(labels: LabelMap, dead: np.ndarray) -> np.ndarray | None:
     return None if mask is None else np.broadcast_to(mask, labels.shape)
 
 
-def _masked_weight(values: np.ndarray, one: Cut) -> np.ndarray:
-    """The weight with the removed positions of one axis set to zero."""
+def masked_weight(values: np.ndarray, cuts: Sequence[Cut], consumed: Collection[tuple[str, int, int]]) -> np.ndarray:
+    """The weight with zeros at the removed positions of the axes that read channels.
+
+    Args:
+        values: the weight.
+        cuts: what goes from it.
+        consumed: see `GraphAnalysis.consumed`.
+    """
+    for one in cuts:
+        if (one.parameter, one.axis, one.blocks) in consumed:
+            values = _masked_axis(values, one)
+    return values
+
+
+def _masked_axis(values: np.ndarray, one: Cut) -> np.ndarray:
     alive = np.ones(one.size, dtype=bool)
     alive[one.removed] = False
     result = values.copy()
@@ -168,19 +181,12 @@ def masked_graph(analysis: GraphAnalysis, plan: Plan) -> tf.compat.v1.GraphDef:
         plan: what goes.
     """
     dead = analysis.dead(plan)
-    consumed = {
-        (axis.parameter, axis.axis, axis.blocks)
-        for axis, reads in zip(analysis.trace.store.owned, analysis.settled.consumed, strict=True)
-        if reads
-    }
+    consumed = analysis.consumed()
     shapes = {name: source.shape for name, source in analysis.sources.items()}
     rewriting = _Rewriting(analysis)
     for name, parts in cuts_by_parameter(plan, shapes).items():
         node = rewriting.nodes[name]
-        values = constant_of(node)
-        for one in parts:
-            if (one.parameter, one.axis, one.blocks) in consumed:
-                values = _masked_weight(values, one)
+        values = masked_weight(constant_of(node), parts, consumed)
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(values))
     for record in analysis.trace.records:
         mixed = set(_mixed_axes(record))

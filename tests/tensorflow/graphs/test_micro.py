@@ -7,8 +7,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from tests.tensorflow.micro import GRAPHS  # noqa: E402
-from tests.tensorflow.onnx_run import run_onnx  # noqa: E402
+from micro_graphs import GRAPHS  # noqa: E402
+from onnx_run import run_onnx  # noqa: E402
 
 from openwork.tensorflow.analysis import analyze_graph  # noqa: E402
 from openwork.tensorflow.prune import prune_graph  # noqa: E402

@@ -1,0 +1,135 @@
+"""Keras models: really smaller, trainable, and of the same meaning as the masked original."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+tf = pytest.importorskip("tensorflow")
+
+import keras  # noqa: E402
+from keras_models import NETS  # noqa: E402
+
+from openwork.errors import (  # noqa: E402
+    ConfigError,
+    ModelError,
+    NothingToPruneError,
+    RecordError,
+    UnsupportedModelError,
+)
+from openwork.graph.plan import Plan  # noqa: E402
+from openwork.tensorflow.models import analyze, prune, verify  # noqa: E402
+
+
+@pytest.mark.parametrize("name", sorted(NETS))
+def test_a_pruned_model_means_the_masked_one(name, tmp_path):
+    net = NETS[name]
+    model, inputs = net.model(), net.example(batch=3)
+    before = [value.copy() for value in model.get_weights()]
+    smaller, plan = prune(model, None if net.symbolic else inputs, ratio=0.5)
+    shapes = {variable.path: tuple(variable.shape) for variable in smaller.variables}
+    assert {path: shapes[path] for path in net.kept} == dict(net.kept)
+    assert set(net.repaired) <= {repair.attribute for repair in plan.repairs}
+    assert verify(model, smaller, plan, inputs) <= 1e-4
+    for value, now in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, now)  # the original is as it was
+    output = smaller(inputs)
+    if net.symbolic:
+        # The configuration holds the new sizes.
+        smaller.save(tmp_path / "smaller.keras")
+        loaded = keras.models.load_model(tmp_path / "smaller.keras")
+        keras.tree.map_structure(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-4), loaded(inputs), output)
+
+
+@pytest.mark.parametrize("name", ["chain", "subclassed"])
+def test_a_pruned_model_trains_and_the_original_does_not_move(name):
+    net = NETS[name]
+    model, inputs = net.model(), net.example(batch=8)
+    model.compile("adam", "mse")
+    model.fit(inputs, np.zeros((8, 4)), verbose=0)
+    before = keras.ops.convert_to_numpy(model(inputs))
+    smaller, _ = prune(model, inputs)
+    start = smaller.get_weights()
+    smaller.compile(keras.optimizers.Adam(0.01), "mse")
+    losses = smaller.fit(inputs, np.ones((8, 4)), epochs=8, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    assert any((a != b).any() for a, b in zip(start, smaller.get_weights(), strict=True))
+    np.testing.assert_array_equal(before, keras.ops.convert_to_numpy(model(inputs)))
+
+
+def test_a_pruned_model_is_exported_and_read(tmp_path):
+    net = NETS["subclassed"]
+    smaller, _ = prune(net.model(), net.example())
+    smaller.export(str(tmp_path / "saved"), verbose=False, input_signature=[tf.TensorSpec((None, 8, 8, 3))])
+    loaded = tf.saved_model.load(str(tmp_path / "saved"))
+    x = net.example()
+    np.testing.assert_allclose(loaded.serve(x), smaller(x), 1e-5, 1e-5)
+
+
+def test_the_table_names_layers_and_reasons():
+    text = str(analyze(NETS["residual"].model()))
+    assert "a, b" in text
+    assert "the caller sees these channels" in text
+
+
+def test_skipped_layers_keep_their_channels():
+    model = NETS["chain"].model()
+    smaller, _ = prune(model, skip=["a"])
+    assert {v.path: v.shape[-1] for v in smaller.variables}["a/kernel"] == 8
+    assert {v.path: v.shape[-1] for v in smaller.variables}["b/kernel"] == 3
+
+
+def test_round_to_keeps_multiples():
+    model = NETS["chain"].model()
+    smaller, _ = prune(model, ratio=0.3, round_to=4)
+    assert {v.path: v.shape[-1] for v in smaller.variables}["a/kernel"] == 8
+
+
+def test_a_plan_is_stored_and_read(tmp_path):
+    net = NETS["chain"]
+    model, inputs = net.model(), net.example()
+    smaller, plan = prune(model)
+    plan.save(tmp_path / "plan.json")
+    assert verify(model, smaller, Plan.load(tmp_path / "plan.json"), inputs) <= 1e-4
+
+
+def test_wrong_plans_do_not_pass():
+    net = NETS["chain"]
+    model, inputs = net.model(), net.example()
+    smaller, _ = prune(model, groups={0: np.array([0, 1])})
+    _, other = prune(model, groups={0: np.array([0, 2])})
+    assert verify(model, smaller, other, inputs) > 1e-3
+
+
+def test_bad_arguments_are_named():
+    model = NETS["chain"].model()
+    with pytest.raises(UnsupportedModelError, match="model is a int; a Keras 3 model is needed"):
+        analyze(3)
+    with pytest.raises(ConfigError, match=r"ratio is 1\.5; it must be greater than 0 and less than 1"):
+        prune(model, ratio=1.5)
+    with pytest.raises(ConfigError, match="skip: 'aa' is no layer of"):
+        prune(model, skip=["aa"])
+    with pytest.raises(ConfigError, match="groups: 9 is no group"):
+        prune(model, groups={9: np.array([0])})
+    with pytest.raises(ConfigError, match="has no symbolic inputs; give inputs"):
+        analyze(NETS["subclassed"].model())
+    with pytest.raises(ConfigError, match=r"an input of shape \[0, 8, 8, 3\] has no elements"):
+        analyze(NETS["subclassed"].model(), np.zeros((0, 8, 8, 3)))
+    with pytest.raises(ModelError, match="cannot be run"):
+        analyze(NETS["subclassed"].model(), np.zeros((2, 8, 8, 5), "f"))
+    with pytest.raises(ConfigError, match="analysis is of another model"):
+        prune(model, analysis=analyze(NETS["residual"].model()))
+
+
+def test_a_plan_of_another_model_is_refused():
+    model = NETS["chain"].model()
+    smaller, _ = prune(model)
+    _, other = prune(NETS["squeeze_and_excite"].model())
+    with pytest.raises(RecordError, match="of the plan is not in the graph"):
+        verify(model, smaller, other, NETS["chain"].example())
+
+
+def test_nothing_to_prune_says_why():
+    inputs = keras.Input((4,))
+    with pytest.raises(NothingToPruneError, match="the caller sees these channels"):
+        prune(keras.Model(inputs, keras.layers.Dense(3)(inputs)))
