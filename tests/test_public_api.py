@@ -148,3 +148,8 @@ def test_imports_load_only_their_own_framework(module: str, forbidden: tuple[str
 def test_typed() -> None:
     (folder,) = import_module("openwork").__path__
     assert __import__("pathlib").Path(folder, "py.typed").exists()
+
+
+def test_tensorflow_offers_functions_where_modules_could_stand_in_their_place() -> None:
+    module = import_module("openwork.tensorflow")
+    assert all(inspect.isfunction(getattr(module, name)) for name in ("analyze", "prune", "verify"))

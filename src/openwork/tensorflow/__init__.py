@@ -8,11 +8,11 @@ from openwork.retrain.logs import set_logging_level
 from openwork.tensorflow.analysis import GraphAnalysis, analyze_graph
 from openwork.tensorflow.create import create_prune_retrain_model
 from openwork.tensorflow.models import KerasAnalysis, analyze, prune, verify
-from openwork.tensorflow.prune import prune_graph
+from openwork.tensorflow.pruning import prune_graph
 from openwork.tensorflow.save import save_prune_retrain_model
 from openwork.tensorflow.saved_model import prune_saved_model
 from openwork.tensorflow.search import auto_channel_prune_search
-from openwork.tensorflow.verify import verify_graph
+from openwork.tensorflow.verification import verify_graph
 
 __all__ = [
     "GraphAnalysis",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from openwork.tensorflow.analysis import GraphAnalysis
-from openwork.tensorflow.verify import _PRODUCTS, _mixed_axes
+from openwork.tensorflow.verification import PRODUCTS, mixed_axes
 
 __all__ = ["mixed_groups"]
 
@@ -17,10 +17,10 @@ def mixed_groups(analysis: GraphAnalysis) -> dict[int, str]:
     for record in analysis.trace.records:
         if not record.inputs:
             continue
-        if record.name in _PRODUCTS and not record.parameters:
+        if record.name in PRODUCTS and not record.parameters:
             entries = [entry for tensor in record.inputs for entry in tensor.entries]
         else:
-            axes = set(_mixed_axes(record))
+            axes = set(mixed_axes(record))
             entries = [entry for entry in record.inputs[0].entries if axes & set(entry.axes)]
         for entry in entries:
             for group in np.unique(settled.group_of[settled.component[entry.labels]]).tolist():

@@ -15,7 +15,7 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 from openwork.errors import ConfigError, FileError, ModelError, nearest
 from openwork.graph.plan import Plan
 from openwork.tensorflow.graphs import first_line
-from openwork.tensorflow.prune import prune_graph
+from openwork.tensorflow.pruning import prune_graph
 
 __all__ = ["freeze_saved_model", "prune_saved_model"]
 

@@ -9,8 +9,8 @@ tf = pytest.importorskip("tensorflow")
 
 from openwork.tensorflow.analysis import analyze_graph  # noqa: E402
 from openwork.tensorflow.functions import inlined  # noqa: E402
-from openwork.tensorflow.prune import prune_graph  # noqa: E402
-from openwork.tensorflow.verify import difference, run_graph, verify_graph  # noqa: E402
+from openwork.tensorflow.pruning import prune_graph  # noqa: E402
+from openwork.tensorflow.verification import difference, run_graph, verify_graph  # noqa: E402
 
 v1 = tf.compat.v1
 RANDOM = np.random.default_rng(0)

@@ -11,8 +11,8 @@ from micro_graphs import GRAPHS  # noqa: E402
 from onnx_run import run_onnx  # noqa: E402
 
 from openwork.tensorflow.analysis import analyze_graph  # noqa: E402
-from openwork.tensorflow.prune import prune_graph  # noqa: E402
-from openwork.tensorflow.verify import difference, masked_graph, run_graph, verify_graph  # noqa: E402
+from openwork.tensorflow.pruning import prune_graph  # noqa: E402
+from openwork.tensorflow.verification import difference, masked_graph, run_graph, verify_graph  # noqa: E402
 
 
 def constants(graph_def):

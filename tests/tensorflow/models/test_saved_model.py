@@ -10,7 +10,7 @@ from keras_models import NETS  # noqa: E402
 
 from openwork.errors import ConfigError, FileError  # noqa: E402
 from openwork.tensorflow.saved_model import freeze_saved_model, prune_saved_model  # noqa: E402
-from openwork.tensorflow.verify import verify_graph  # noqa: E402
+from openwork.tensorflow.verification import verify_graph  # noqa: E402
 
 
 @pytest.fixture(scope="module")

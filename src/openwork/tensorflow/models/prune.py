@@ -31,7 +31,7 @@ from openwork.tensorflow.models.tracing import (
     with_lengths,
 )
 from openwork.tensorflow.surgery import cuts_by_parameter
-from openwork.tensorflow.verify import difference, masked_weight, verify_graph
+from openwork.tensorflow.verification import difference, masked_weight, verify_graph
 
 __all__ = ["KerasAnalysis", "analyze", "prune", "verify"]
 

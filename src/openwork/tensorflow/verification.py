@@ -23,14 +23,14 @@ from openwork.tensorflow.rules import Record, attribute
 from openwork.tensorflow.surgery import cuts_by_parameter
 from openwork.tensorflow.values import constant_of
 
-__all__ = ["difference", "masked_graph", "masked_weight", "run_graph", "verify_graph"]
+__all__ = ["PRODUCTS", "difference", "masked_graph", "masked_weight", "mixed_axes", "run_graph", "verify_graph"]
 
 _REDUCING = {"Mean", "Sum", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm"}
-_PRODUCTS = {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv2D", "Conv3D",
+PRODUCTS = {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "Conv2D", "Conv3D",
              "Conv2DBackpropInput", "Conv3DBackpropInputV2"}  # fmt: skip
 
 
-def _mixed_axes(record: Record) -> list[int]:
+def mixed_axes(record: Record) -> list[int]:
     """Axes of the first input along which the operator takes statistics."""
     rank = len(record.inputs[0].shape) if record.inputs else 0
     if record.name in _REDUCING and 1 in record.values:
@@ -189,11 +189,11 @@ def masked_graph(analysis: GraphAnalysis, plan: Plan) -> tf.compat.v1.GraphDef:
         values = masked_weight(constant_of(node), parts, consumed)
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(values))
     for record in analysis.trace.records:
-        mixed = set(_mixed_axes(record))
+        mixed = set(mixed_axes(record))
         touched = [e for e in (record.inputs[0].entries if record.inputs else ()) if dead[e.labels].any()]
         if any(mixed & set(entry.axes) for entry in touched):
             rewriting.over_survivors(record, dead)
-        elif record.name in _PRODUCTS and not record.parameters:
+        elif record.name in PRODUCTS and not record.parameters:
             rewriting.without_dead(record, dead)
     return rewriting.result
 
