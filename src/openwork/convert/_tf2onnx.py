@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from openwork.convert._integers import integer_weights, restore_integers
 from openwork.convert.shapes import parse_input_shape
 from openwork.errors import ConfigError, OpenworkError, nearest
 
@@ -52,7 +53,8 @@ def _frozen(path: str, output: str, opset: int, shapes: dict[str, list[int]], ou
     _refuse_unknown("--input_shape", [_with_port(name) for name in shapes], inputs)
     _refuse_unknown("--out_nodes", [name.split(":")[0] for name in outputs], [node.name for node in graph.node])
     override: dict[str, Any] = {_with_port(name): sizes for name, sizes in shapes.items()}
-    tf2onnx.convert.from_graph_def(
+    integers = integer_weights(graph)
+    model, external = tf2onnx.convert.from_graph_def(
         graph,
         input_names=inputs,
         output_names=outputs,
@@ -60,6 +62,9 @@ def _frozen(path: str, output: str, opset: int, shapes: dict[str, list[int]], ou
         shape_override=override or None,
         output_path=output,
     )
+    if integers and not external and restore_integers(model, integers):
+        with open(output, "wb") as stream:
+            stream.write(model.SerializeToString())
 
 
 def _refuse_unknown(option: str, names: list[str], known: list[str]) -> None:

@@ -6,6 +6,7 @@ AMCT's interface: ``import openwork.tensorflow as amct``. Keras models: `analyze
 
 from openwork.retrain.logs import set_logging_level
 from openwork.tensorflow.analysis import GraphAnalysis, analyze_graph
+from openwork.tensorflow.compressed import create_compressed_retrain_model, save_compressed_retrain_model
 from openwork.tensorflow.create import create_prune_retrain_model
 from openwork.tensorflow.models import KerasAnalysis, analyze, prune, verify
 from openwork.tensorflow.pruning import prune_graph
@@ -20,10 +21,12 @@ __all__ = [
     "analyze",
     "analyze_graph",
     "auto_channel_prune_search",
+    "create_compressed_retrain_model",
     "create_prune_retrain_model",
     "prune",
     "prune_graph",
     "prune_saved_model",
+    "save_compressed_retrain_model",
     "save_prune_retrain_model",
     "set_logging_level",
     "verify",

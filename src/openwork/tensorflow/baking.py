@@ -27,12 +27,14 @@ class Baked:
         alive: units in force by group scope (``channels/...``): bool, one for each unit.
         masks: N:M masks in force by layer, of the weights' shapes.
         ranges: what else was asked for, by name below the component.
+        bits: of the integers that each quantised layer's weights stand for.
     """
 
     graph_def: tf.compat.v1.GraphDef
     alive: dict[str, np.ndarray] = field(default_factory=dict)
     masks: dict[str, np.ndarray] = field(default_factory=dict)
     ranges: dict[str, np.ndarray] = field(default_factory=dict)
+    bits: dict[str, int] = field(default_factory=dict)
 
 
 def _below(name: str) -> str:
@@ -88,6 +90,11 @@ def bake(graph_def: tf.compat.v1.GraphDef, outputs: Sequence[str], also: Sequenc
         {scope: values[name] > 0.5 for scope, name in alive.items()},
         {layer: values[tensor] > 0.5 for layer, tensor in masks.items()},
         {name: values[tensor] for name, tensor in further.items()},
+        {
+            _below(name).removeprefix("quantised/").partition("/weight/")[0]: int(nodes[name].attr["num_bits"].i)
+            for name in helpers
+            if "/weight/" in _below(name) and nodes[name].op.startswith("FakeQuant")
+        },
     )
 
 

@@ -20,8 +20,8 @@ from openwork.record import Record, SelectiveMaskRecord, save_record
 from openwork.retrain.records import plan_records
 from openwork.sparsity import nm_mask
 from openwork.tensorflow.analysis import GraphAnalysis, Layer, analyze_graph
-from openwork.tensorflow.inserted.apply import Masks, insert_masks
-from openwork.tensorflow.inserted.editing import check_editable, helpers_in
+from openwork.tensorflow.inserted.apply import Masks, close_steps, insert_masks
+from openwork.tensorflow.inserted.editing import check_editable, helpers_in, seen_by
 from openwork.tensorflow.inserted.steps import Steps
 from openwork.tensorflow.mixing import mixed_groups
 from openwork.tensorflow.settings import (
@@ -49,8 +49,10 @@ def create_prune_retrain_model(
 
     Call it on the training graph, best before the optimizer is built, and again with the same config on the
     inference graph; a Saver takes the masks from one to the other. Which channels go is decided in the first training
-    step, from the weights as they are then, unless a search chose them. Masks change in training steps only. If a
-    default session of this graph is in force, its new variables are initialised.
+    step, from the weights as they are then, unless a search chose them. Masks change in training steps only.
+
+    Call it before any session runs the graph: TensorFlow's sessions do not see changes of what they have run. If a
+    default session of this graph is in force, that is checked, and its new variables are initialised.
 
     Args:
         graph: the graph; it is changed.
@@ -63,7 +65,8 @@ def create_prune_retrain_model(
         ConfigError: the config or an output is wrong (names file, field, value and what is allowed).
         FileError: the config cannot be read or the record cannot be written.
         NothingToPruneError: nothing would be pruned; says why.
-        UnsupportedModelError: no tf.Graph, finalized, masked already, or a weight that a mask cannot reach.
+        UnsupportedModelError: no tf.Graph, finalized, masked already, a weight that a mask cannot reach, or the default
+            session has run the graph before.
         ModelError: the graph is inconsistent.
     """
     config = load_retrain_config(config_defination)
@@ -75,8 +78,9 @@ def create_prune_retrain_model(
     if not choice.plan.groups and not choice.patterns:
         raise NothingToPruneError(why_nothing(analysis, choice.settings, config_defination))
     steps = insert_masks(graph, analysis, choice.masks)
-    save_record(choice.record(analysis), record_file)
-    initialise(graph, steps)
+    close_steps(graph, steps)
+    session = initialise(graph, steps)
+    save_record(choice.record(graph, analysis, config_defination, session), record_file)
 
 
 def refuse_edited(graph: tf.Graph) -> None:
@@ -92,11 +96,24 @@ def refuse_edited(graph: tf.Graph) -> None:
         )
 
 
-def initialise(graph: tf.Graph, steps: Steps) -> None:
-    """Give the new variables their first values in the default session, if it runs this graph."""
-    session = tf.compat.v1.get_default_session()
-    if session is not None and session.graph is graph:
+def initialise(graph: tf.Graph, steps: Steps) -> tf.compat.v1.Session | None:
+    """Give the new variables their first values in the default session, if it runs this graph.
+
+    Returns:
+        the session.
+
+    Raises:
+        UnsupportedModelError: it has run the graph before, so it does not see what was inserted.
+    """
+    session = session_for(graph, None)
+    if session is not None:
+        if not seen_by(graph, session):
+            raise UnsupportedModelError(
+                "the default session has run the graph before and does not see what was put into it now; call this "
+                "before a session's first run, or go on in a new session (a Saver takes the variables along)"
+            )
         session.run([variable.initializer for variable in steps.variables])
+    return session
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,13 +134,29 @@ class Choice:
     patterns: Mapping[str, NofMSetting]
     weights: Callable[[str], np.ndarray]
 
-    def record(self, analysis: GraphAnalysis) -> Record:
-        """The record of it."""
+    def record(
+        self, graph: tf.Graph, analysis: GraphAnalysis, config_file: Any, session: tf.compat.v1.Session | None
+    ) -> Record:
+        """The record of it, by the weights of a session if there is one.
+
+        Args:
+            graph: the graph.
+            analysis: of it.
+            config_file: the config, which may remember what a search chose.
+            session: a session that holds the weights; where it does not, initial values count.
+        """
+        plan, removed, weights = self.plan, self.masks.removed, self.weights
+        if session is not None:
+            weights = weights_of(graph, analysis, self.settings, session)
+            text = read_text(config_file, "config file")
+            usable = [analysis.groups[index] for index in removed]
+            removed, _ = chosen_units(analysis, self.settings, text, weights, usable)
+            plan = Plan(analysis.plan(removed))
         selected = {
             name: SelectiveMaskRecord.of(name, mask)
-            for name, mask in masked_arrays(analysis, self.patterns, self.masks.removed, self.weights).items()
+            for name, mask in masked_arrays(analysis, self.patterns, removed, weights).items()
         }
-        return Record(channels=plan_records(self.plan, layer_kinds(analysis)), masks=selected)
+        return Record(channels=plan_records(plan, layer_kinds(analysis)), masks=selected)
 
 
 def choose(
@@ -158,13 +191,19 @@ def _maskable_groups(analysis: GraphAnalysis) -> list[PruneGroup]:
     return usable
 
 
-def _patterns(analysis: GraphAnalysis, settings: Mapping[str, LayerSetting]) -> dict[str, NofMSetting]:
-    """The N:M settings of layers; those that cannot get one keep their weights, with a message."""
+def shared_readers(analysis: GraphAnalysis) -> dict[str, set[str]]:
+    """The operators that compute with each weight."""
     readers: dict[str, set[str]] = {}
     for record in analysis.trace.records:
         for place, name in record.parameters.items():
             if place not in record.values and record.name not in ("Identity", "ReadVariableOp"):
                 readers.setdefault(name, set()).add(record.module)
+    return readers
+
+
+def _patterns(analysis: GraphAnalysis, settings: Mapping[str, LayerSetting]) -> dict[str, NofMSetting]:
+    """The N:M settings of layers; those that cannot get one keep their weights, with a message."""
+    readers = shared_readers(analysis)
     found = {}
     layers = maskable_layers(analysis)
     for name, setting in settings.items():
@@ -185,7 +224,11 @@ def _patterns(analysis: GraphAnalysis, settings: Mapping[str, LayerSetting]) -> 
 
 
 def weights_of(
-    graph: tf.Graph, analysis: GraphAnalysis, settings: Mapping[str, LayerSetting] | None = None, session: Any = None
+    graph: tf.Graph,
+    analysis: GraphAnalysis,
+    settings: Mapping[str, LayerSetting] | None = None,
+    session: tf.compat.v1.Session | None = None,
+    strict: bool = False,
 ) -> Callable[[str], np.ndarray]:
     """Arrays of weights by name: of the session, else initial values; constants from the graph.
 
@@ -193,7 +236,7 @@ def weights_of(
         graph: the graph.
         analysis: of it.
         settings: if given, only weights that it asks something of are read.
-        session: see `openwork.tensorflow.variables.session_for`.
+        session, strict: see `openwork.tensorflow.variables.read_values`.
     """
     names = [name for name, source in analysis.sources.items() if source.kind != "const"]
     if settings is not None:
@@ -203,7 +246,7 @@ def weights_of(
             if any(member.module in asked for member in group.producers):
                 needed |= {member.parameter for member in group.members}
         names = [name for name in names if name in needed]
-    values = read_values(graph, names, session_for(graph, session), strict=session is not None)
+    values = read_values(graph, names, session, strict)
 
     def weights(name: str) -> np.ndarray:
         return values[name] if name in values else analysis.weights(name)

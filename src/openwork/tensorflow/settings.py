@@ -15,6 +15,7 @@ from openwork.graph.plan import Plan
 from openwork.record import LayerKind
 from openwork.retrain.choice import choose_units, report_choice, why_nothing_goes
 from openwork.tensorflow.analysis import GraphAnalysis, Layer
+from openwork.tensorflow.inserted.editing import BODIES
 
 __all__ = ["chosen_units", "layer_kinds", "maskable_layers", "settings_of", "tell", "why_nothing"]
 
@@ -99,9 +100,16 @@ def chosen_units(
 
 def why_nothing(analysis: GraphAnalysis, settings: Mapping[str, LayerSetting], source: Any) -> str:
     """Words for the error when a config leads to an empty plan."""
-    return why_nothing_goes(
+    text = why_nothing_goes(
         analysis.groups, settings, source, lambda module: module, lambda name: _why_kept(analysis, name)
     )
+    hidden = next((node for node in analysis.graph_def.node if node.op in BODIES), None)
+    if hidden is not None:
+        text += (
+            f"; {hidden.op} {hidden.name!r} hides the layers inside it: build the graph after "
+            "tf.compat.v1.disable_control_flow_v2()"
+        )
+    return text
 
 
 def tell(analysis: GraphAnalysis, plan: Plan, settings: Mapping[str, LayerSetting]) -> None:

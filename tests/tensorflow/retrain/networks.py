@@ -108,3 +108,7 @@ CHANNELS = (
     "prune_config { filter_pruner { balanced_l2_norm_filter_prune { prune_ratio: 0.5 ascend_optimized: false } } }"
 )
 PATTERN = "prune_config { n_out_of_m_pruner { l1_selective_prune { n_out_of_m_type: M4N2 update_freq: %d } } }"
+QUANT = """
+retrain_data_quant_config { ulq_quantize { } }
+retrain_weight_quant_config { %s { channel_wise: %s } }
+"""

@@ -18,7 +18,7 @@ from openwork.tensorflow.inserted.nm import nm_mask
 from openwork.tensorflow.inserted.steps import Steps, masked_product
 from openwork.tensorflow.variables import apply_operators, gradients
 
-__all__ = ["Masks", "insert_masks", "weight_places"]
+__all__ = ["Masks", "close_steps", "insert_masks", "weight_places"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +90,7 @@ class _Inserting:
             if pattern is not None:
                 decays[parameter] = pattern.sr_ste_decay if pattern.grad_mode is GradMode.SR_STE else 0.0
                 self._pattern(steps, layers[0], reads[0], pattern, alive, full, decays[parameter])
-        commit = steps.finish()
-        self._hold_gradients(full, decays, commit)
+        self._hold_gradients(full, decays)
 
     def _alive(self, steps: Steps) -> dict[int, tf.Tensor]:
         alive = {}
@@ -120,7 +119,7 @@ class _Inserting:
             full[parameter] = full[parameter] * mask if parameter in full else mask
         redirect(weight, product)
 
-    def _hold_gradients(self, full: Mapping[str, tf.Tensor], decays: Mapping[str, float], commit: tf.Operation) -> None:
+    def _hold_gradients(self, full: Mapping[str, tf.Tensor], decays: Mapping[str, float]) -> None:
         """An optimizer that is there already: its gradients do not pass through the masks."""
         found = gradients(self.graph)
         for parameter, mask in full.items():
@@ -135,8 +134,6 @@ class _Inserting:
                     if decays.get(parameter):
                         held = gradient.tensor + decays[parameter] * (1.0 - mask) * self.reads[parameter][0]
                 gradient.operator._update_input(gradient.place, held)
-        for operator in apply_operators(self.graph):
-            operator._add_control_input(commit)
 
 
 def _survivors_first(
@@ -160,23 +157,29 @@ def _survivors_first(
     return tf.argsort(1.0 - tf.gather(tf.concat(places, 0), positions), stable=True)
 
 
-def insert_masks(graph: tf.Graph, analysis: GraphAnalysis, masks: Masks, steps: Steps | None = None) -> Steps:
+def insert_masks(graph: tf.Graph, analysis: GraphAnalysis, masks: Masks) -> Steps:
     """Mask weights of a live graph.
 
     Args:
         graph: the graph; changed.
         analysis: of it.
         masks: what to mask.
-        steps: of the graph, if there are any yet.
 
     Returns:
-        the training steps, with all variables that were made.
+        the training steps, with all variables that were made; `close_steps` is to follow.
 
     Raises:
         UnsupportedModelError: a weight is read where a mask cannot reach it; the graph is as it was.
         ConfigError: masks that exclude each other.
     """
     inserting = _Inserting(graph, analysis, masks)
-    steps = steps or Steps(graph)
+    steps = Steps(graph)
     inserting.run(steps)
     return steps
+
+
+def close_steps(graph: tf.Graph, steps: Steps) -> None:
+    """Let training steps be counted and stored: the last thing to do, whatever was inserted."""
+    commit = steps.finish()
+    for operator in apply_operators(graph):
+        operator._add_control_input(commit)

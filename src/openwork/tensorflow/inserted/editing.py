@@ -12,11 +12,11 @@ from openwork.tensorflow.analysis import Layer
 from openwork.tensorflow.graphs import VARIABLES
 from openwork.tensorflow.names import COMPONENT, is_helper
 
-__all__ = ["check_editable", "helper_scope", "helpers_in", "read_of", "redirect"]
+__all__ = ["BODIES", "check_editable", "helper_scope", "helpers_in", "read_of", "redirect", "seen_by"]
 
 # Readers of a variable that update, save or describe it; they go on to see the variable itself.
 _STATE = ("Assign", "Apply", "Scatter", "SparseApply", "Save", "IsVariableInitialized", "CountUpTo")
-_BODIES = ("If", "StatelessIf", "While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall", "Case")
+BODIES = ("If", "StatelessIf", "While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall", "Case")
 
 
 def check_editable(graph: object) -> tf.Graph:
@@ -107,7 +107,7 @@ def _refuse_hidden_readers(graph: tf.Graph, source: str, layer: Layer) -> None:
     if variable.type != "VarHandleOp":
         return
     for reader in variable.outputs[0].consumers():
-        if reader.type in _BODIES:
+        if reader.type in BODIES:
             raise UnsupportedModelError(
                 f"layer {layer.op!r}: {reader.type} {reader.name!r} is given the variable {source!r} and may read it "
                 "unmasked; build the graph without it (tf.compat.v1.disable_control_flow_v2() before)"
@@ -138,3 +138,40 @@ def redirect(old: tf.Tensor, new: tf.Tensor, keep: Sequence[tf.Operation] = ()) 
                 reader._update_input(index, new)
                 changed += 1
     return changed
+
+
+def seen_by(graph: tf.Graph, session: tf.compat.v1.Session) -> bool:
+    """Whether a session sees changes that were made to operators: none does that has run the graph before.
+
+    Tried on an operator that depends on constants alone (of an initialiser, say), which is then as it was. True if
+    there is none.
+    """
+    constant = {op.name for op in graph.get_operations() if op.type == "Const"}
+    probed = next(
+        (
+            op
+            for op in graph.get_operations()
+            if op.inputs
+            and op.outputs
+            and all(tensor.op.name in constant for tensor in op.inputs)
+            and not is_helper(op.name)
+            and not op.control_inputs
+            and op._get_control_flow_context() is None
+        ),
+        None,
+    )
+    if probed is None:
+        return True
+    old = probed.inputs[0]
+    with helper_scope(graph, "probe"):
+        counter = tf.compat.v1.Variable(0, trainable=False, collections=[], use_resource=True, name="count")
+        with tf.control_dependencies([counter.assign_add(1)]):
+            watched = tf.identity(old)
+        count = counter.read_value()
+    probed._update_input(0, watched)
+    try:
+        session.run(counter.initializer)
+        session.run(probed.outputs[0])
+        return bool(session.run(count))
+    finally:
+        probed._update_input(0, old)

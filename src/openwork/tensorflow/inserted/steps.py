@@ -52,7 +52,7 @@ class Steps:
         return tf.equal(self.count % every, 0) if every else self._first
 
     def decided(
-        self, name: str, initial: Any, when: tf.Tensor, decide: Callable[[], tf.Tensor], trainable: bool = False
+        self, name: str, initial: Any, when: tf.Tensor, decide: Callable[..., tf.Tensor], trainable: bool = False
     ) -> tf.Tensor:
         """A value that is decided in some steps and kept until the next of these.
 
@@ -60,18 +60,31 @@ class Steps:
             name: of the variable that keeps it, in the scope in force.
             initial: its first value, an array.
             when: whether it is decided now.
-            decide: builds the decision.
+            decide: builds the decision; of a trainable value from what is kept.
             trainable: whether the optimizer may change the variable in other steps.
         """
         variable = tf.compat.v1.Variable(initial, trainable=trainable, use_resource=True, name=name)
         kept = variable.read_value()
-        value = tf.cond(when, decide, lambda: kept)
+        value = tf.cond(when, (lambda: tf.stop_gradient(decide(kept))) if trainable else decide, lambda: kept)
         value.set_shape(variable.shape)
         with tf.control_dependencies([value]):
             store = tf.cond(when, lambda: tf.group(variable.assign(value)), tf.no_op)
         self._stores.append(store if isinstance(store, tf.Operation) else store.op)
         self.variables.append(variable)
         return value
+
+    def extreme(
+        self, name: str, initial: Any, watching: tf.Tensor, update: Callable[[tf.Tensor], tf.Tensor]
+    ) -> tf.Tensor:
+        """A value that is gathered in the first steps and learned from then on; inside a helper scope.
+
+        Args:
+            name: of the variable that keeps it.
+            initial: its first value.
+            watching: whether it is still gathered.
+            update: from the value so far to the one with this step's data.
+        """
+        return self.decided(name, initial, watching, update, trainable=True)
 
     def finish(self) -> tf.Operation:
         """The operator that stores everything and counts the step."""

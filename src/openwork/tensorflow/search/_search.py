@@ -124,7 +124,7 @@ def _open_sizes(graph: tf.Graph, feed: Feed) -> dict[str, tuple[int, ...]]:
 
 def _subject(graph: tf.Graph, analysis: GraphAnalysis, session: Any, strict: bool, samples: int) -> Subject:
     """The graph as the search sees it."""
-    weights = weights_of(graph, analysis, session=session if strict else None)
+    weights = weights_of(graph, analysis, session=session, strict=strict)
     terms = per_sample(analysis.costs, samples)
     mixed = mixed_groups(analysis)
 
