@@ -35,6 +35,7 @@ __all__ = [
 BATCH = 1009
 # Stand for other unknown lengths, axis by axis: distinct, and divisible by the strides of usual networks.
 _SPACE = (352, 416, 544, 608)
+_HEADLINE = "Graph execution error:"  # TensorFlow says what is wrong in the lines below it
 _LIMIT = 1 << 31  # protobuf's own limit of one message
 
 VARIABLES = {"VariableV2", "Variable", "VarHandleOp", "AutoReloadVariable"}
@@ -42,7 +43,7 @@ VARIABLES = {"VariableV2", "Variable", "VarHandleOp", "AutoReloadVariable"}
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's text that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and line.strip() != _HEADLINE]
     return (lines[0] if lines else type(error).__name__)[:300]
 
 
@@ -280,5 +281,12 @@ def bind(
     except (ValueError, TypeError, tf.errors.OpError, RuntimeError) as error:
         hint = "; give the shapes of its inputs with sizes" if unknown else ""
         raise ModelError(f"the graph cannot be imported: {first_line(error)}{hint}") from error
+    for output in outputs:
+        name, index = tensor_of(output)
+        count = len(graph.get_operation_by_name(name).outputs)
+        if index >= count:
+            raise ConfigError(
+                f"outputs: {output!r}: operator {name!r} has {count} output{'' if count == 1 else 's'}, numbered from 0"
+            )
     nodes = {node.name: node for node in result.node}
     return Bound(result, graph, list(outputs), samples, topological(nodes, outputs), unknown)

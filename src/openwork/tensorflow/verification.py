@@ -18,7 +18,7 @@ from openwork.graph.labels import LabelMap
 from openwork.graph.plan import Cut, Plan
 from openwork.graph.sizes import surviving_shape
 from openwork.tensorflow.analysis import GraphAnalysis, analyze_graph
-from openwork.tensorflow.graphs import const_node, first_line, node_name, tensor_of
+from openwork.tensorflow.graphs import const_node, first_line, node_name, output_names, subgraph, tensor_of
 from openwork.tensorflow.rules import Record, attribute
 from openwork.tensorflow.surgery import cuts_by_parameter
 from openwork.tensorflow.values import constant_of
@@ -230,13 +230,19 @@ def difference(expected: np.ndarray, actual: np.ndarray) -> float:
     return float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-30))
 
 
-def _checked_feeds(graph_def: tf.compat.v1.GraphDef, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _checked_feeds(
+    graph_def: tf.compat.v1.GraphDef, outputs: Sequence[str], feeds: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
     placeholders = {node.name for node in graph_def.node if node.op.startswith("Placeholder")}
+    needed = subgraph(graph_def, output_names(graph_def, outputs))
     checked = {}
     for name, value in feeds.items():
         if node_name(name) not in placeholders:
             raise ConfigError(f"feeds: {name!r} is no placeholder; {nearest(node_name(name), placeholders)}")
         checked["{}:{}".format(*tensor_of(name))] = np.asarray(value)
+    for node in graph_def.node:
+        if node.op == "Placeholder" and node.name in needed and f"{node.name}:0" not in checked:
+            raise ConfigError(f"feeds: placeholder {node.name!r} is not fed, and the outputs need it")
     return checked
 
 
@@ -264,7 +270,7 @@ def verify_graph(
         RecordError: the plan is of another graph.
         ModelError: a graph cannot be run.
     """
-    given = _checked_feeds(original, feeds)
+    given = _checked_feeds(original, outputs, feeds)
     analysis = analyze_graph(original, outputs, {name: value.shape for name, value in given.items()})
     expected = run_graph(masked_graph(analysis, plan), analysis.outputs, given)
     actual = run_graph(smaller, analysis.outputs, given)
