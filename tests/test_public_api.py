@@ -30,6 +30,18 @@ AMCT = {
         "model, config, input_data, output_cfg, sensitivity='TaylorLossSensitivity', search_alg='GreedySearch'"
     ),
 }
+# The same for TensorFlow.
+AMCT_TENSORFLOW = {
+    "set_logging_level": "print_level='info', save_level='info'",
+    "auto_channel_prune_search": (
+        "graph, output_nodes, config, input_data, output_cfg, sensitivity='TaylorLossSensitivity', "
+        "search_alg='GreedySearch'"
+    ),
+    "create_prune_retrain_model": "graph, outputs, record_file, config_defination",
+    "save_prune_retrain_model": "pb_model, outputs, record_file, save_path",
+    "create_compressed_retrain_model": "graph, config_defination, outputs, record_file",
+    "save_compressed_retrain_model": "pb_model, outputs, record_file, save_path",
+}
 NATIVE = {
     "analyze": "model, inputs",
     "prune": "model, inputs, ratio=0.5, round_to=1, importance='balanced_l2', skip=()",
@@ -48,7 +60,7 @@ OFFERED = {
     "openwork.torch": {"Analysis", "PrunePlan", *NATIVE, *AMCT},
     "openwork.tensorflow": {
         "GraphAnalysis", "KerasAnalysis", "analyze", "analyze_graph", "prune", "prune_graph", "prune_saved_model",
-        "verify", "verify_graph",
+        "verify", "verify_graph", *AMCT_TENSORFLOW,
     },
     "openwork.importance": {"Importance", "get", "names"},
     "openwork.config": {"RetrainConfig", "kept_channels", "load_retrain_config", "save_retrain_config"},
@@ -73,6 +85,8 @@ def parameters(function: object) -> list[str]:
 
 @pytest.mark.parametrize("package", OFFERED)
 def test_packages_offer_what_is_listed(package: str) -> None:
+    if package == "openwork.tensorflow":
+        pytest.importorskip("tensorflow")
     module = import_module(package)
     missing = OFFERED[package] - set(module.__all__)
     assert not missing
@@ -90,6 +104,16 @@ def test_torch_offers_nothing_unlisted() -> None:
 def test_amct_functions_have_amct_signatures(name: str) -> None:
     function = getattr(import_module("openwork.torch"), name)
     assert ", ".join(parameters(function)) == AMCT[name]
+
+
+@pytest.mark.parametrize("name", AMCT_TENSORFLOW)
+def test_amct_functions_for_tensorflow_have_amct_signatures(name: str) -> None:
+    pytest.importorskip("tensorflow")
+    function = getattr(import_module("openwork.tensorflow"), name)
+    assert ", ".join(parameters(function)) == AMCT_TENSORFLOW[name]
+    text = inspect.getdoc(function) or ""
+    assert "Args:" in text
+    assert "Raises:" in text
 
 
 @pytest.mark.parametrize("name", NATIVE)
@@ -136,10 +160,15 @@ HEAVY = ("numpy", "onnx", "onnxruntime", "scipy", "sklearn", "tensorflow", "torc
         ("openwork.search", ("onnx", "tensorflow", "torch")),
         ("openwork.sparsity", ("onnx", "tensorflow", "torch")),
         ("openwork.convert.command", ("onnxruntime", "tensorflow", "torch")),
+        ("openwork.retrain.search", ("onnx", "onnxruntime", "tensorflow", "torch")),
+        ("openwork.retrain.latency", ("onnx", "onnxruntime", "tensorflow", "torch")),
         ("openwork.torch", ("onnx", "onnxruntime", "tensorflow", "sklearn")),
+        ("openwork.tensorflow", ("onnx", "onnxruntime", "torch")),
     ],
 )
 def test_imports_load_only_their_own_framework(module: str, forbidden: tuple[str, ...]) -> None:
+    if module == "openwork.tensorflow":
+        pytest.importorskip("tensorflow")
     code = f"import sys, {module}; print(*(name for name in {forbidden!r} if name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == []
