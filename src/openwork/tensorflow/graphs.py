@@ -279,8 +279,10 @@ def bind(
         with graph.as_default():
             tf.import_graph_def(result, name="")
     except (ValueError, TypeError, tf.errors.OpError, RuntimeError) as error:
-        hint = "; give the shapes of its inputs with sizes" if unknown else ""
-        raise ModelError(f"the graph cannot be imported: {first_line(error)}{hint}") from error
+        why = first_line(error)
+        lengths = unknown and any(word in why.lower() for word in ("dimension", "shape", "size"))
+        hint = "; give the shapes of its inputs with sizes" if lengths else ""
+        raise ModelError(f"the graph cannot be imported: {why}{hint}") from error
     for output in outputs:
         name, index = tensor_of(output)
         count = len(graph.get_operation_by_name(name).outputs)
