@@ -18,7 +18,7 @@ from openwork.retrain.ratio import check_share, lies_in, named_units, nothing_go
 from openwork.tensorflow.analysis import GraphAnalysis, analyze_graph
 from openwork.tensorflow.graphs import BATCH, first_line
 from openwork.tensorflow.models.copying import copy_model, is_functional
-from openwork.tensorflow.models.shrinking import candidates, first_difference, set_attribute, shrink
+from openwork.tensorflow.models.shrinking import candidates, first_difference, set_attribute, shrink, state_reshapes
 from openwork.tensorflow.models.tracing import (
     Traced,
     check_model,
@@ -217,7 +217,7 @@ def _smaller(analysis: KerasAnalysis, plan: Plan) -> tuple[keras.Model, Plan] | 
     dead = graph.dead(plan)
     cuts = cuts_by_parameter(plan, {name: source.shape for name, source in graph.sources.items()})
     twin = copy_model(model)
-    repairs = shrink(twin, cuts)
+    repairs = shrink(twin, cuts) + state_reshapes(twin, graph, dead)
     tried: set[tuple[str, str, str]] = set()
     while True:
         traced = trace_model(twin, analysis.signature)

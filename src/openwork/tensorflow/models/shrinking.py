@@ -22,7 +22,7 @@ from openwork.tensorflow.models.copying import is_functional, set_value
 from openwork.tensorflow.models.tracing import Traced, variable_names
 from openwork.tensorflow.surgery import cut_array
 
-__all__ = ["Difference", "candidates", "first_difference", "layers_of", "set_attribute", "shrink"]
+__all__ = ["Difference", "candidates", "first_difference", "layers_of", "set_attribute", "shrink", "state_reshapes"]
 
 
 def layers_of(model: keras.Model) -> dict[str, Any]:
@@ -148,6 +148,31 @@ def set_attribute(model: keras.Model, repair: Repair) -> None:
     layer = layers_of(model)[repair.module]
     found = getattr(layer, repair.attribute)
     setattr(layer, repair.attribute, tuple(repair.new) if isinstance(found, tuple) else repair.new)
+
+
+def state_reshapes(model: keras.Model, analysis: GraphAnalysis, dead: np.ndarray) -> list[Repair]:
+    """Set the targets of Keras' reshape layers, which the prediction gives; lengths that they leave open stay open.
+
+    Args:
+        model: the copy.
+        analysis: of the original.
+        dead: bool [labels], what dies.
+    """
+    reshapes = {layer.name: path for path, layer in layers_of(model).items() if isinstance(layer, keras.layers.Reshape)}
+    repairs = []
+    for record in analysis.trace.records if reshapes else ():
+        scope = record.module.split("/")[-2:][0]
+        stem, _, number = scope.rpartition("_")
+        path = reshapes.get(scope) or (reshapes.get(stem) if number.isdigit() else None)
+        if path is None or record.name != "Reshape":
+            continue
+        layer = layers_of(model)[path]
+        shape = record.new_shape(0, dead)[1:]
+        target = tuple(-1 if old == -1 else new for old, new in zip(layer.target_shape, shape, strict=False))
+        if len(shape) == len(layer.target_shape) and target != tuple(layer.target_shape):
+            repairs.append(Repair(path, "target_shape", _listed(layer.target_shape), _listed(target)))
+            layer.target_shape = target
+    return repairs
 
 
 @dataclass(frozen=True, eq=False)

@@ -164,6 +164,8 @@ def input_shapes(model: keras.Model, signature: Any) -> list[tuple[Any, list[tup
     """The models inside a model that Keras rebuilds from configurations, and the shapes that each of them is given."""
     nested = [layer for layer in model._flatten_layers(include_self=False) if is_functional(layer)]
     found: dict[int, list[tuple[int, ...]]] = {}
+    if not nested:
+        return []
 
     def noting(layer: Any) -> Any:
         call = layer.call
