@@ -7,7 +7,7 @@ TORCH  ?= torch==2.13.0
 export OMP_WAIT_POLICY := passive
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help env test lint zoo demo proto clean
+.PHONY: help env test lint zoo demo demo-tf proto clean
 help:            ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -33,6 +33,9 @@ zoo: env         ## every network of the zoo, not only the sample that `make tes
 
 demo: env        ## the main job: train, prune, retrain, export, compare
 	OMP_NUM_THREADS=2 $(BIN)/python -m openwork demo
+
+demo-tf: env     ## the same with a TensorFlow graph: train, search, prune, retrain, save, convert, compare
+	OMP_NUM_THREADS=2 $(BIN)/python -m openwork demo-tf
 
 proto:           ## the compiled schemas, after a change of a .proto file (needs protoc 27 or later)
 	cd src/openwork/config && protoc -I. --descriptor_set_out=schema.desc retrain_config.proto search_config.proto

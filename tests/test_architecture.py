@@ -35,6 +35,7 @@ ROOMS: dict[str, set[str]] = {
     "torch": BASE | {"config", "graph", "importance", "record", "report", "retrain", "search", "sparsity"},
     "tensorflow": BASE | {"config", "graph", "importance", "record", "report", "retrain", "search", "sparsity"},
     "demo": BASE | {"record", "report", "torch"},
+    "demo_tensorflow": BASE | {"demo", "tensorflow"},
     "cli": {"errors"},
 }
 
@@ -57,6 +58,7 @@ OUTSIDE: dict[str, set[str]] = {
     "torch": {"numpy", "protobuf", "torch", "onnx", "onnxruntime", "click", "rich"},
     "tensorflow": {"numpy", "protobuf", "tensorflow", "keras", "rich"},
     "demo": {"numpy", "torch", "onnxruntime", "sklearn", "click", "rich"},
+    "demo_tensorflow": {"numpy", "tensorflow", "click", "rich"},
     "cli": {"click"},
 }
 

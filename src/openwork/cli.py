@@ -18,6 +18,7 @@ _COMMANDS: dict[str, str] = {
     "convert": "openwork.convert.command",
     "decompress": "openwork.convert.command_decompress",
     "demo": "openwork.demo.command",
+    "demo-tf": "openwork.demo_tensorflow.command",
     "inspect": "openwork.convert.command_inspect",
     "run-check": "openwork.convert.command_run_check",
 }
@@ -28,6 +29,7 @@ _SUMMARIES: dict[str, str] = {
     "convert": "Find 2:4 weights in a model file and store them compressed.",
     "decompress": "Undo convert: the original weights, bit for bit.",
     "demo": "Train, prune, retrain, export and compare a small network.",
+    "demo-tf": "The same for a TensorFlow graph, the channels found by a search.",
     "inspect": "Say which layers of a model file have 2:4 weights, or why not.",
     "run-check": "Run two model files on the same inputs and compare the results.",
 }

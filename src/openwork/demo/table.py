@@ -22,9 +22,9 @@ _ROWS = (
 )
 
 
-def comparison(results: Mapping[str, Any]) -> Table:
+def comparison(results: Mapping[str, Any], what: str = "half of the channels pruned") -> Table:
     """Rows accuracy, parameters, MACs, file size and latency; columns dense, pruned, and dense / pruned."""
-    table = Table(title="ResNet-20 on digits, half of the channels pruned", title_justify="left")
+    table = Table(title=f"ResNet-20 on digits, {what}", title_justify="left")
     table.add_column("")
     for column in ("dense", "pruned", "ratio"):
         table.add_column(column, justify="right")

@@ -1,0 +1,1 @@
+"""The main job on scikit-learn's digits, with a TensorFlow graph."""
