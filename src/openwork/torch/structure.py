@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,24 +31,27 @@ def all_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Modules by path, each once; what ``named_modules`` gives, in one walk without nested generators."""
     found: dict[str, nn.Module] = {}
     seen: set[int] = set()
-
-    def walk(path: str, module: nn.Module) -> None:
+    pending = [("", model)]
+    while pending:
+        path, module = pending.pop()
         if id(module) in seen:
-            return
+            continue
         seen.add(id(module))
         found[path] = module
-        for name, child in module._modules.items():
-            if child is not None:
-                walk(f"{path}.{name}" if path else name, child)
-
-    walk("", model)
+        children = module._modules
+        if children:
+            inside = path + "." if path else ""
+            pending += [(inside + name, child) for name, child in reversed(children.items()) if child is not None]
     return found
 
 
-def all_tensors(model: nn.Module, duplicates: bool = False) -> dict[str, torch.Tensor]:
+def all_tensors(
+    model: nn.Module, duplicates: bool = False, modules: dict[str, nn.Module] | None = None
+) -> dict[str, torch.Tensor]:
     """Parameters, then buffers, by qualified name; tied ones once, under their first name, unless `duplicates`.
 
-    With `duplicates`, modules that are used under several paths are listed under each of them.
+    With `duplicates`, modules that are used under several paths are listed under each of them. `modules` is what
+    `all_modules` gave, so that it is not asked again.
     """
     found: dict[str, torch.Tensor] = {}
     if duplicates:
@@ -55,10 +59,10 @@ def all_tensors(model: nn.Module, duplicates: bool = False) -> dict[str, torch.T
         _all_names(model, "", "_buffers", found)
         return found
     seen: set[int] = set()
-    modules = all_modules(model)
+    modules = all_modules(model) if modules is None else modules
     for table in ("_parameters", "_buffers"):
         for path, module in modules.items():
-            for name, tensor in getattr(module, table).items():
+            for name, tensor in module.__dict__[table].items():
                 if tensor is not None and id(tensor) not in seen:
                     seen.add(id(tensor))
                     found[f"{path}.{name}" if path else name] = tensor
@@ -157,9 +161,9 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
-def _loose_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+def _loose_tensors(modules: dict[str, nn.Module]) -> Iterator[torch.Tensor]:
     """Tensors kept as plain attributes; non-leaf ones would make a deep copy fail."""
-    for module in all_modules(model).values():
+    for module in modules.values():
         for value in module.__dict__.values():
             if type(value) not in _COMMON and isinstance(value, torch.Tensor):
                 yield value
@@ -171,14 +175,15 @@ def copy_structure(model: nn.Module, convert: Callable[[str, torch.Tensor], torc
     The weights themselves are not copied on the way. Tied tensors stay tied.
     """
     memo: dict[int, Any] = {}
-    for name, tensor in all_tensors(model).items():
+    modules = all_modules(model)
+    for name, tensor in all_tensors(model, modules=modules).items():
         new = convert(name, tensor)
         if isinstance(tensor, nn.Parameter) and not isinstance(new, nn.Parameter):
             new = nn.Parameter(new, requires_grad=tensor.requires_grad and new.is_floating_point())
         if new is not tensor and isinstance(tensor, nn.Parameter):
             vars(new).update(vars(tensor))  # marks that optimisers and libraries leave on parameters
         memo[id(tensor)] = new
-    for tensor in _loose_tensors(model):
+    for tensor in _loose_tensors(modules):
         if id(tensor) not in memo and not tensor.is_leaf:
             memo[id(tensor)] = tensor.detach().clone()
     try:
@@ -206,7 +211,10 @@ def _not_copied(model: nn.Module) -> str:
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type, FunctionType, BuiltinFunctionType, torch.Size,
           torch.dtype, torch.device)  # fmt: skip
+_AS_IS = {bool, int, float, complex, str, bytes, type(None), type, torch.Size, torch.dtype, torch.device}
+_LOCKS: dict[type, Callable[[], Any]] = {type(make()): make for make in (threading.Lock, threading.RLock)}
 _EMPTY = (dict, list, set)
+_TABLES = {dict, list, set, OrderedDict}
 # What nearly all attributes are: told apart without the slower isinstance.
 _COMMON = {bool, int, float, str, tuple, dict, OrderedDict, type(None)}
 
@@ -215,45 +223,57 @@ def _only_tensors(values: dict[Any, Any]) -> bool:
     return bool(values) and all(isinstance(value, torch.Tensor) for value in values.values())
 
 
-def _copy_module(module: nn.Module, memo: dict[int, Any]) -> Any:
+def _copy_module(module: nn.Module, memo: dict[Any, Any]) -> Any:
     """What copy.deepcopy makes of a module, without its cost for the dozen empty tables that each module has."""
     known = memo.get(id(module))
     if known is not None:
         return known
     kind = type(module)
-    if (
-        hasattr(kind, "__deepcopy__")
-        or kind.__reduce_ex__ is not object.__reduce_ex__
-        or kind.__reduce__ is not object.__reduce__
-        or kind.__getstate__ not in (nn.Module.__getstate__, object.__getstate__)
-        or (kind.__setstate__ is not nn.Module.__setstate__ and kind.__setstate__.__module__.split(".")[0] != "torch")
-    ):
+    plain = memo.get(kind)
+    if plain is None:
+        plain = memo[kind] = _copied_by_attributes(kind)
+    if not plain:
         return copy.deepcopy(module, memo)
     twin = kind.__new__(kind)
     memo[id(module)] = twin
     values = twin.__dict__
     for name, value in module.__dict__.items():
         kind = type(value)
-        if kind in (bool, int, float, str) or value is None:
+        if kind in _AS_IS or (kind is tuple and all(type(item) in _AS_IS for item in value)):
             values[name] = value
-        elif name == "_compiled_call_impl":
-            values[name] = None
+        elif kind in _TABLES and not value:
+            values[name] = kind()
         elif name == "_modules":
             values[name] = {key: None if child is None else _copy_module(child, memo) for key, child in value.items()}
-        elif name in ("_parameters", "_buffers"):
+        elif name == "_parameters" or name == "_buffers":
             values[name] = {
                 key: None if tensor is None else memo.get(id(tensor), tensor) for key, tensor in value.items()
             }
+        elif name == "_compiled_call_impl":
+            values[name] = None
         elif isinstance(value, _PLAIN):
             values[name] = value
+        elif kind in _LOCKS:
+            values[name] = _LOCKS[kind]()  # no copy can be made, and the copy's threads are others
         elif isinstance(value, _EMPTY) and not value:
-            values[name] = kind() if kind in _EMPTY or kind is OrderedDict else copy.copy(value)
+            values[name] = copy.copy(value)
         elif isinstance(value, dict) and "cache" in name.lower() and _only_tensors(value):
             # Results kept from an earlier call, of the old sizes: the model makes them again.
-            values[name] = kind() if kind in (dict, OrderedDict) else copy.copy(value)
+            values[name] = kind() if kind in _TABLES else copy.copy(value)
         else:
             values[name] = copy.deepcopy(value, memo)
     return twin
+
+
+def _copied_by_attributes(kind: Any) -> bool:
+    """Whether copy.deepcopy would make a new object of this class and copy its attributes."""
+    return not (
+        hasattr(kind, "__deepcopy__")
+        or kind.__reduce_ex__ is not object.__reduce_ex__
+        or kind.__reduce__ is not object.__reduce__
+        or kind.__getstate__ not in (nn.Module.__getstate__, object.__getstate__)
+        or (kind.__setstate__ is not nn.Module.__setstate__ and kind.__setstate__.__module__.split(".")[0] != "torch")
+    )
 
 
 def one_line(error: BaseException) -> str:

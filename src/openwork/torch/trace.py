@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -167,8 +168,9 @@ class Tracer(Watcher):
         self.values_read = False
         self.parameters: dict[str, LabelMap] = {}
         self.modules: ModuleStack | None = None
-        self._names = {id(tensor): name for name, tensor in all_tensors(model).items()}
-        self._certain = {name for name, module in all_modules(model).items() if states_sizes(module)}
+        modules = all_modules(model)
+        self._names = {id(tensor): name for name, tensor in all_tensors(model, modules=modules).items()}
+        self._certain = {name for name, module in modules.items() if states_sizes(module)}
         self._maps: dict[int, tuple[LabelMap, int]] = {}
         self._refs: dict[int, Any] = {}
 
@@ -355,6 +357,21 @@ def trace(model: nn.Module, inputs: Inputs, modes: tuple[str, ...] = ("meta", "f
 
 
 @contextlib.contextmanager
+def _silent(name: str) -> Iterator[None]:
+    """Without the tracebacks that a library logs before it raises; the error says enough."""
+    logger = logging.getLogger(name)
+
+    def drop(record: logging.LogRecord) -> bool:
+        return False
+
+    logger.addFilter(drop)
+    try:
+        yield
+    finally:
+        logger.removeFilter(drop)
+
+
+@contextlib.contextmanager
 def on_shapes(
     model: nn.Module,
     inputs: Inputs,
@@ -373,7 +390,7 @@ def on_shapes(
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        with fake:
+        with fake, _silent("torch._subclasses.fake_tensor"):
             twin = copy_structure(model, lambda name, tensor: change(name, fake.from_tensor(tensor.detach())))
             yield twin, inputs.to(lambda tensor: fake.from_tensor(tensor.detach()))
     elif mode == "meta":

@@ -387,12 +387,30 @@ def test_attributes_of_any_kind(tmp_path: Path) -> None:
     assert torch.equal(pruned.cached, model.cached)
 
 
-@pytest.mark.parametrize("kind", ["lock", "generator", "file"])
+@pytest.mark.parametrize("make", [threading.Lock, threading.RLock])
+def test_a_copy_gets_locks_of_its_own(make: Any, tmp_path: Path) -> None:
+    class Locked(SmallNet):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = make()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with self.lock:
+                return super().forward(x)
+
+    model = Locked()
+    pruned, _ = create(model, IMAGE, tmp_path, HALF)
+    assert pruned.lock is not model.lock
+    with model.lock:
+        pruned(torch.randn(2, *IMAGE.shape[1:]))
+
+
+@pytest.mark.parametrize("kind", ["generator", "file"])
 def test_attributes_that_cannot_be_copied(kind: str, tmp_path: Path) -> None:
     class Locked(SmallNet):
         def __init__(self) -> None:
             super().__init__()
-            self.pool.held = {"lock": threading.Lock, "generator": lambda: (i for i in range(3)),
+            self.pool.held = {"generator": lambda: (i for i in range(3)),
                               "file": lambda: open(__file__)}[kind]()  # fmt: skip # noqa: SIM115
 
     model = Locked()
