@@ -91,7 +91,7 @@ def read_text(path: str | os.PathLike[str], what: str, limit: int = 64 << 20) ->
         FileError: missing, a folder, unreadable, larger than `limit`, or not UTF-8.
     """
     try:
-        return read_bytes(path, what, limit).decode("utf-8")
+        return read_bytes(path, what, limit).decode("utf-8-sig")  # some editors put a mark first
     except UnicodeDecodeError as error:
         raise FileError(f"{what} {Path(path)} is not UTF-8 text (byte {error.start}: {error.reason})") from error
 

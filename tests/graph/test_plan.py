@@ -86,3 +86,28 @@ def test_the_layer_of_a_cut_is_written_where_the_parameter_does_not_say_it(tmp_p
     (loaded,) = Plan.load(tmp_path / "plan.json").cuts
     assert loaded.module == "a/b.c/Conv2D"
     assert loaded.parameter == "w"
+
+
+def test_a_plan_is_told_in_lines(tmp_path: Path) -> None:
+    plan = Plan(
+        (GroupCut(0, 4, 2, 1, (Cut("a.weight", 0, Role.PRODUCES, 4, 1, np.array([1, 3]), (0, 4)),)),),
+        (Repair("a", "out_features", 4, 2),),
+    )
+    assert str(plan).splitlines() == [
+        "<Plan: 1 groups, 1 attributes>",
+        "group 0: 4 -> 2 units of a",
+        "a.out_features: 4 -> 2",
+    ]
+
+
+def test_a_mark_before_the_text_is_read_over(tmp_path: Path) -> None:
+    Plan().save(tmp_path / "plan.json")
+    text = (tmp_path / "plan.json").read_text()
+    (tmp_path / "marked.json").write_text(text, encoding="utf-8-sig")
+    assert Plan.load(tmp_path / "marked.json").groups == ()
+
+
+def test_lists_nested_too_deep(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("[" * 100_000)
+    with pytest.raises(RecordError, match="nested too deep"):
+        Plan.load(tmp_path / "plan.json")

@@ -262,3 +262,34 @@ def test_an_analysis_can_be_given() -> None:
     assert verify(model, given, plan, x) <= TOLERANCE
     with pytest.raises(ConfigError, match="analysis is of another Auxiliary"):
         prune(Auxiliary(), x, analysis=analysis)
+
+
+@pytest.mark.parametrize("skip", [None, 3, [3]])
+def test_skip_of_another_kind(skip) -> None:
+    with pytest.raises(ConfigError, match="a list of module paths is needed"):
+        prune(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), torch.randn(1, 4), skip=skip)
+
+
+def test_groups_of_another_kind() -> None:
+    with pytest.raises(ConfigError, match="groups is a list; a dict is needed"):
+        prune(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), torch.randn(1, 4), groups=[1])
+
+
+def test_layers_that_fail_alike_are_mended_together(monkeypatch) -> None:
+    """What lets the first attention of a stack run is set in the others at once: runs do not grow with the depth."""
+    from openwork.torch import repair as module
+
+    runs = []
+    real = module.replay
+    monkeypatch.setattr(module, "replay", lambda *args, **kwargs: runs.append(1) or real(*args, **kwargs))
+    counts = []
+    for depth in (2, 8):
+        layers = [nn.TransformerEncoderLayer(32, 4, 48, batch_first=True) for _ in range(depth)]
+        model = nn.Sequential(nn.Linear(16, 32), *layers, nn.Linear(32, 8)).eval()
+        runs.clear()
+        x = torch.randn(2, 5, 16)
+        pruned, plan = prune(model, x, ratio=0.5)
+        counts.append(len(runs))
+        assert verify(model, pruned, plan, x) < 1e-5
+    assert counts[1] <= counts[0] + 1
+    assert counts[0] > 0

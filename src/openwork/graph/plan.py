@@ -92,7 +92,7 @@ class Repair:
     new: Any
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Plan:
     """Everything that pruning changes."""
 
@@ -104,6 +104,21 @@ class Plan:
     def cuts(self) -> Iterable[Cut]:
         for group in self.groups:
             yield from group.cuts
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self.groups)} groups, {len(self.repairs)} attributes>"
+
+    def __str__(self) -> str:
+        """A line for each group and each attribute."""
+        lines = [repr(self)]
+        for group in self.groups:
+            layers = dict.fromkeys(cut.layer or cut.parameter.rpartition(".")[0] or cut.parameter for cut in group.cuts)
+            names = ", ".join(list(layers)[:4]) + (f" and {len(layers) - 4} more" if len(layers) > 4 else "")
+            lines.append(f"group {group.index}: {group.units_before} -> {group.units_after} units of {names}")
+        for repair in self.repairs:
+            place = f"{repair.module}.{repair.attribute}" if repair.module else repair.attribute
+            lines.append(f"{place}: {repair.old} -> {repair.new}")
+        return "\n".join(lines)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON, whole or not at all.
@@ -152,6 +167,8 @@ class Plan:
             content = json.loads(text)
         except json.JSONDecodeError as error:
             raise RecordError(f"plan file {path} is not JSON: line {error.lineno}: {error.msg}") from error
+        except RecursionError:
+            raise RecordError(f"plan file {path} is no plan: its lists are nested too deep") from None
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise RecordError(f"plan file {path} has no field format: {_FORMAT!r}; it is not a plan")
         if content.get("version") != 1:

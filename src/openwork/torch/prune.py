@@ -99,6 +99,10 @@ def prune(
     check_share(ratio, round_to)
     if isinstance(skip, str):
         skip = (skip,)
+    if not isinstance(skip, Collection) or not all(isinstance(path, str) for path in skip):
+        raise ConfigError(f"skip is {skip!r}; a module path or a list of module paths is needed")
+    if groups is not None and not isinstance(groups, Mapping):
+        raise ConfigError(f"groups is a {type(groups).__name__}; a dict is needed: {{group index: unit numbers}}")
     criteria.get(importance)
     if analysis is None:
         analysis = _analyze(model, inputs)
@@ -126,7 +130,7 @@ def prune(
 
 
 def _check_skip(model: nn.Module, skip: Collection[str]) -> None:
-    names = {name for name, _ in model.named_modules() if name}
+    names = {name for name, _ in model.named_modules() if name} if skip else set()
     for path in skip:
         if path not in names:
             raise ConfigError(f"skip: {path!r} is no module of {type(model).__name__}; {nearest(path, names)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from openwork.torch import (
     save_prune_retrain_model,
     set_logging_level,
 )
+from openwork.torch.retrain.weights import read_checkpoint
 
 IMAGE = torch.randn(2, 3, 16, 16)
 
@@ -347,3 +349,35 @@ def test_interrupted_write_leaves_the_old_record(
         create(SmallNet(), IMAGE, folder, channels_config(0.25))
     assert (folder / "record.txt").read_bytes() == before
     assert sorted(path.name for path in folder.iterdir()) == names
+
+
+def test_checkpoint_that_is_none(tmp_path: Path) -> None:
+    text, empty, cut = tmp_path / "text.pth", tmp_path / "empty.pth", tmp_path / "cut.pth"
+    text.write_bytes(b"hello world, this is junk " * 10)
+    empty.write_bytes(b"")
+    torch.save(SmallNet().state_dict(), cut)
+    cut.write_bytes(cut.read_bytes()[:-300])
+    for path in (text, empty, cut):
+        with pytest.raises(WeightsError) as caught:
+            read_checkpoint(path)
+        message = str(caught.value)
+        assert str(path) in message
+        assert "pickled code" not in message
+        assert "\n" not in message
+
+
+def test_record_edited_by_hand(saved: tuple[Path, nn.Module]) -> None:
+    folder, model = saved
+    record = folder / "record.txt"
+    whole = record.read_text()
+    edited = re.sub(r'(name: "end"\s+type: INT\s+i: )\d+', r"\g<1>9999", whole, count=1)
+    assert edited != whole
+    record.write_text(edited)
+    with pytest.raises(RecordError, match="not edited by hand"):
+        restore_prune_retrain_model(model, IMAGE, record, folder / "prune.cfg", folder / "w.pth")
+
+
+def test_quantisation_asked_of_pruning_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = channels_config(0.5) + "\nretrain_data_quant_config { ulq_quantize {} }\n"
+    create(SmallNet(), IMAGE, tmp_path, text)
+    assert "asks for quantisation, which create_compressed_retrain_model adds" in caplog.text

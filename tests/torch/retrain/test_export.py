@@ -287,3 +287,33 @@ def test_from_two_threads(tmp_path: Path) -> None:
     assert not failures
     for index in range(2):
         check(tmp_path / f"{index}" / BOTH[0], models[index], inputs[index])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dynamic_axes": {"nope": {0: "n"}}}, "dynamic_axes: 'nope' is in neither input_names nor output_names"),
+        ({"input_names": ["a"], "dynamic_axes": {"x": {0: "n"}}}, "dynamic_axes: 'x' is in neither"),
+        ({"input_names": ["a"], "dynamic_axes": {"a": {7: "n"}}}, "dynamic_axes['a']: 7 is no axis; allowed: 0 to 3"),
+        ({"input_names": ["a"], "dynamic_axes": {"a": [-1]}}, "-1 is no axis"),
+        ({"input_names": ["a"], "dynamic_axes": {"a": 0}}, "{axis: name} or [axes] is needed"),
+        ({"dynamic_axes": ["a"]}, "dynamic_axes is a list; a dict is needed"),
+        ({"input_names": ["a", "b"]}, "input_names has 2 names; the model is given 1 tensor"),
+        ({"output_names": ["a", "b"]}, "output_names has 2 names; the model returns 1 tensor"),
+        ({"input_names": "a"}, "input_names is 'a'; a list of names is needed"),
+        ({"input_names": [3]}, "a list of names is needed"),
+        ({"input_names": ["a"], "output_names": ["a"]}, "'a' is in input_names and in output_names"),
+    ],
+)
+def test_names_that_are_not_there(options: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        save_prune_retrain_model(SmallNet(), tmp_path / "m", IMAGE, **options)
+    assert words in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("opset", [17, 18])
+def test_axes_by_the_name_of_a_parameter_of_forward(opset: int, tmp_path: Path) -> None:
+    name = next(iter(__import__("inspect").signature(SmallNet().forward).parameters))
+    save_prune_retrain_model(SmallNet(), tmp_path / "m", IMAGE, dynamic_axes={name: {0: "n"}}, opset=opset)
+    assert (tmp_path / BOTH[0]).exists()

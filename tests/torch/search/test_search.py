@@ -331,6 +331,11 @@ def test_bad_files(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileError, match=r"output_cfg .* is a folder"):
         amct.auto_channel_prune_search(net, write_config(tmp_path), data, tmp_path / "empty")
+    own = write_config(tmp_path)
+    before = own.read_text()
+    with pytest.raises(ConfigError, match="is the search's own config"):
+        amct.auto_channel_prune_search(net, own, data, tmp_path / "empty" / ".." / own.name)
+    assert own.read_text() == before
     (tmp_path / "file").write_text("")
 
     class Never(Untouched):

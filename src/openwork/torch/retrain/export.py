@@ -19,6 +19,7 @@ from torch import nn
 
 from openwork.errors import ConfigError, FileError, ModelError
 from openwork.files import check_writable
+from openwork.torch.retrain.names import check_names
 from openwork.torch.structure import one_line
 
 __all__ = ["deploy_paths", "export_onnx"]
@@ -71,7 +72,7 @@ def export_onnx(
         opset: ONNX operator set. Below 18 torch's older exporter is used.
 
     Raises:
-        ConfigError: no such operator set.
+        ConfigError: no such operator set; names or axes that are not there.
         ModelError: torch cannot export the model (says why).
         FileError: a file cannot be written.
     """
@@ -84,6 +85,7 @@ def export_onnx(
     flags = {module: module.training for module in model.modules()}
     model.eval()
     try:
+        check_names(model, input_data, input_names, output_names, dynamic_axes)
         with _ONE_AT_A_TIME:
             _write_all(_exported(model, input_data, options, dynamic_axes), paths)
     finally:

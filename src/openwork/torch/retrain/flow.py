@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,6 +34,8 @@ from openwork.torch.structure import unwrap
 from openwork.torch.surgery import apply_plan
 
 __all__ = ["create_prune_retrain_model", "restore_prune_retrain_model", "save_prune_retrain_model"]
+
+_LOG = logging.getLogger("openwork")
 
 
 def as_tuple(input_data: Any) -> tuple[Any, ...]:
@@ -75,6 +78,11 @@ def create_prune_retrain_model(
         UnsupportedModelError: not an nn.Module, or a ScriptModule.
     """
     config = load_retrain_config(config_defination)
+    if config.quantizes:
+        _LOG.warning(
+            "%s asks for quantisation, which create_compressed_retrain_model adds; here it is left out",
+            os.fspath(config_defination),
+        )
     check_writable(record_file, "record_file")
     pruned, record = prune_as_config(unwrap(model), as_tuple(input_data), config, config_defination, record_file)
     save_record(record, record_file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from openwork.errors import RecordError
 from openwork.record import ChannelPruneRecord, LayerKind, Record
 from openwork.retrain.records import plan_in_record, plan_records
 from openwork.torch.prune import PrunePlan
@@ -47,4 +48,19 @@ def plan_from_record(record: Record, model: nn.Module) -> PrunePlan:
         RecordError: the record is of another model, or damaged.
     """
     found = plan_in_record(record)
-    return plan_of_amct(record, model) if found is None else PrunePlan(*found)
+    if found is None:
+        return plan_of_amct(record, model)
+    plan = PrunePlan(*found)
+    for written, stated in zip(record.channels, records_from_plan(plan, model)):
+        for node, expected in zip(written.nodes, stated.nodes):
+            if (node.name, node.begin, node.end, list(node.prune_index)) != (
+                expected.name,
+                expected.begin,
+                expected.end,
+                list(expected.prune_index),
+            ):
+                raise RecordError(
+                    f"{record.source}: begin, end or prune_index of {node.name!r} differ from what the record's plan "
+                    f"says of {expected.name!r} ({expected.begin}..{expected.end}); a record is not edited by hand"
+                )
+    return plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from openwork.torch.structure import one_line
 
 __all__ = ["load_state", "read_checkpoint"]
 
+_DAMAGED = re.compile("invalid load key|truncated|invalid magic number|corrupt", re.IGNORECASE)
 # What DataParallel, DistributedDataParallel and torch.compile put before every key.
 _PREFIXES = ("module.", "_orig_mod.")
 
@@ -42,17 +44,15 @@ def read_checkpoint(path: str | os.PathLike[str], name: str | None = None) -> di
     try:
         content = torch.load(target, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        reason = (
-            "it holds pickled code, which is not executed"
-            if "weights_only" in str(error).lower() or ("Unsupported" in str(error))
-            else "it is damaged"
-        )
+        reason = "it is damaged" if _DAMAGED.search(str(error)) else "it holds pickled code, which is not executed"
         raise WeightsError(
             f"weights file {target} cannot be read: {reason}; save the model's state_dict() with torch.save"
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError) as error:
+    except (RuntimeError, EOFError, ValueError, KeyError, IndexError, OSError, AttributeError) as error:
+        # Old checkpoints are bare pickles: of what is none, torch tells only a byte or nothing.
         text = " ".join(str(error).split())[:200]
-        raise WeightsError(f"weights file {target} is no checkpoint of torch.save: {text}") from error
+        why = f": {text}" if " " in text else ""
+        raise WeightsError(f"weights file {target} is no checkpoint of torch.save, or is cut short{why}") from error
     if name is not None:
         if not isinstance(content, Mapping) or name not in content:
             keys = [str(key) for key in content] if isinstance(content, Mapping) else []

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from openwork.config import Cost, load_auto_prune_config
+from openwork.errors import ConfigError
 from openwork.files import check_writable
 from openwork.retrain.progress import shown_progress, timed
 from openwork.retrain.search import Subject, find_sensitivity, per_sample, publish, run_search
@@ -95,6 +96,8 @@ def auto_channel_prune_search(
     settings = load_auto_prune_config(config)
     scorer, algorithm = get_sensitivity(sensitivity), get_algorithm(search_alg)
     report_path = Path(output_cfg).parent / "report.html"
+    if os.path.realpath(output_cfg) == os.path.realpath(config):
+        raise ConfigError(f"output_cfg {output_cfg} is the search's own config; give another file")
     if is_writer():
         check_writable(output_cfg, "output_cfg")
         check_writable(report_path, "report")
