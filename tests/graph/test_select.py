@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from openwork.graph.groups import Member, PruneGroup, Role
-from openwork.graph.select import balanced, lowest, needed, removable
+from openwork.graph.select import balanced, lowest, needed, removable, sparing
 
 
 def group(units: int, blocks: int = 1, steps: list[int] | None = None, per_unit: int = 1) -> PruneGroup:
@@ -78,3 +78,20 @@ def test_no_parameter_loses_a_whole_axis() -> None:
     assert needed(made, scores).tolist() == [1]
     assert lowest(made, scores, 3).tolist() == [0, 2, 3]
     assert not balanced(made, np.array([0, 1]))
+
+
+def test_groups_do_not_empty_an_axis_together() -> None:
+    """A layer reads positions 0-1 from one group and 2-4 from another; all five would go."""
+
+    def part(index: int, units: int, begin: int) -> PruneGroup:
+        own = Member(f"w{index}", 0, Role.PRODUCES, units, np.arange(units), np.arange(units))
+        seen = units // 2
+        read = Member("reader", 1, Role.CONSUMES, 5, begin + np.arange(seen), np.arange(seen))
+        return PruneGroup(index, units, (own, read), np.zeros(units, np.int64), np.ones(1, np.int64))
+
+    groups = [part(3, 4, 0), part(7, 6, 2)]
+    both = {3: np.array([0, 1]), 7: np.array([0, 1, 2])}
+    assert list(sparing(groups, both)) == [7]
+    fewer = {3: np.array([0, 2]), 7: np.array([0, 1, 2])}
+    assert {index: units.tolist() for index, units in sparing(groups, fewer).items()} == {3: [0, 2], 7: [0, 1, 2]}
+    assert sparing(groups, {3: np.array([], np.int64)}) == {}

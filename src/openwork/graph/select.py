@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from openwork.graph.groups import IntArray, PruneGroup
 
-__all__ = ["balanced", "channels_per_unit", "lowest", "needed", "removable"]
+__all__ = ["balanced", "channels_per_unit", "lowest", "needed", "removable", "sparing"]
 
 
 def channels_per_unit(group: PruneGroup) -> int:
@@ -80,6 +81,38 @@ def needed(group: PruneGroup, scores: npt.NDArray[np.float64]) -> IntArray:
             if len(units) < group.units:
                 keep.append(units[np.argmax(scores[units])])
     return np.unique(np.array(keep, dtype=np.int64))
+
+
+def sparing(groups: Sequence[PruneGroup], removed: Mapping[int, IntArray]) -> dict[int, IntArray]:
+    """The choice without what would take a whole axis from a parameter.
+
+    `lowest` sees to it within a group; a layer that reads parts of several groups (a piece of a concatenation) can
+    still lose all of them together. Then the group that loses least is left alone.
+
+    Args:
+        groups: groups of the model, all that are chosen from.
+        removed: units that go, by group.
+    """
+    left = {index: units for index, units in removed.items() if len(units)}
+    by_index = {group.index: group for group in groups}
+    while True:
+        lost: dict[tuple[str, int, int], int] = {}
+        sizes: dict[tuple[str, int, int], int] = {}
+        touching: dict[tuple[str, int, int], list[int]] = {}
+        for index, units in left.items():
+            dead = np.zeros(by_index[index].units, dtype=bool)
+            dead[units] = True
+            for member in by_index[index].members:
+                count = int(dead[member.units].sum())
+                if count:
+                    key = member.parameter, member.axis, member.blocks
+                    lost[key] = lost.get(key, 0) + count
+                    sizes[key] = member.size
+                    touching.setdefault(key, []).append(index)
+        emptied = next((key for key, count in lost.items() if count == sizes[key]), None)
+        if emptied is None:
+            return left
+        del left[min(touching[emptied], key=lambda index: (len(left[index]), index))]
 
 
 def balanced(group: PruneGroup, removed: IntArray) -> bool:

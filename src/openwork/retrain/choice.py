@@ -13,7 +13,7 @@ from openwork import importance as criteria
 from openwork.config import LayerSetting, RetrainConfig
 from openwork.graph.groups import IntArray, PruneGroup, Role
 from openwork.graph.plan import GroupCut
-from openwork.graph.select import balanced, lowest, removable
+from openwork.graph.select import balanced, lowest, removable, sparing
 from openwork.importance import ArraySource
 
 __all__ = ["choose_units", "is_skipped", "report_choice", "whole_modules", "why_nothing_goes"]
@@ -88,7 +88,7 @@ def choose_units(
         count = removable(group, ratio, 16 if aligned else 1)
         if count:
             chosen[group.index] = lowest(group, np.asarray(criterion.score(group, weights)), count)
-    return {index: units for index, units in chosen.items() if len(units)}
+    return sparing(groups, chosen)
 
 
 def remembered_units(group: PruneGroup, remembered: Mapping[str, IntArray]) -> IntArray | None:

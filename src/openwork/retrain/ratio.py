@@ -11,7 +11,7 @@ import numpy as np
 from openwork import importance as criteria
 from openwork.errors import ConfigError
 from openwork.graph.groups import Frozen, IntArray, PruneGroup
-from openwork.graph.select import balanced, lowest, removable
+from openwork.graph.select import balanced, lowest, removable, sparing
 from openwork.importance import ArraySource
 
 __all__ = ["check_share", "lies_in", "named_units", "nothing_goes", "units_by_ratio"]
@@ -61,7 +61,7 @@ def units_by_ratio(
         count = 0 if skipped(group) else removable(group, ratio, round_to)
         if count:
             chosen[group.index] = lowest(group, _scores(criterion, importance, group, weights), count)
-    return chosen
+    return sparing(groups, chosen)
 
 
 def _scores(criterion: Any, name: Any, group: PruneGroup, weights: ArraySource) -> np.ndarray:
