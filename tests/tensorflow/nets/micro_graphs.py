@@ -452,3 +452,86 @@ def local_response(x):
 def two_inputs_of_one_shape(x):
     y = conv(x, "a", 8)
     return head(tf.add_n([y, conv(x, "b", 8), tf.fill(tf.shape(y), 0.5)]))
+
+
+@micro((None, 3, 8, 8), kept={"a/w": (3, 3, 3, 4), "d/w": (3, 3, 4, 1), "t/w": (3, 3, 3, 4)}, session=False)
+def channels_first_depthwise_and_transposed(x):
+    x = conv(x, "a", 8, data_format="NCHW")
+    x = tf.nn.depthwise_conv2d(x, weight("d/w", 3, 3, 8, 1), [1, 1, 1, 1], "SAME", data_format="NCHW")
+    filters = weight("t/w", 3, 3, 6, 8)
+    x = tf.nn.conv2d_transpose(x, filters, [tf.shape(x)[0], 6, 16, 16], 2, "SAME", data_format="NCHW")
+    return dense(tf.reduce_mean(x, [2, 3]), "head", 4)
+
+
+@micro((None, 3, 8, 8), kept={"a/w": (3, 3, 3, 8), "b/w": (3, 3, 2, 3)}, session=False)
+def channels_first_depth_to_space(x):
+    x = tf.nn.depth_to_space(conv(x, "a", 16, data_format="NCHW"), 2, data_format="NCHW")
+    return dense(tf.reduce_mean(conv(x, "b", 6, data_format="NCHW"), [2, 3]), "head", 4)
+
+
+@micro(kept={"a/w": (3, 3, 3, 4), "n/s": (4,), "m/s": (4,)})
+def older_batch_norms(x):
+    x = conv(x, "a", 8)
+    vectors = {key: weight(f"n/{key}", 8, low=0.5) for key in ("s", "o", "m", "v")}
+    raw = tf.raw_ops
+    x = raw.FusedBatchNorm(
+        x=x, scale=vectors["s"], offset=vectors["o"], mean=vectors["m"], variance=vectors["v"], is_training=False
+    ).y
+    other = {key: weight(f"m/{key}", 8, low=0.5) for key in ("s", "o", "m", "v")}
+    x = raw.FusedBatchNormV2(
+        x=x, scale=other["s"], offset=other["o"], mean=other["m"], variance=other["v"], is_training=False
+    ).y
+    return head(conv(x, "b", 6))
+
+
+@micro(kept={"a/w": (3, 3, 3, 4), "b/w": (3, 3, 4, 3)})
+def dilated_through_the_batch(x):
+    """How dilation was written before convolutions had it."""
+    x = tf.space_to_batch(conv(x, "a", 8), [2, 2], [[0, 0], [0, 0]])
+    return head(tf.batch_to_space(conv(x, "b", 6), [2, 2], [[0, 0], [0, 0]]))
+
+
+@micro(kept={"a/w": (3, 3, 3, 4)})
+def slices_with_new_axes_and_negative_bounds(x):
+    x = conv(x, "a", 8)[:, tf.newaxis, ..., -6:]
+    return head(conv(x[:, 0], "b", 6))
+
+
+@micro(kept={"a/w": (3, 3, 3, 4), "b/w": (3, 3, 4, 3)})
+def copies(x):
+    x = tf.stop_gradient(tf.identity(conv(x, "a", 8)))
+    x, _ = tf.identity_n([x, tf.reduce_sum(x)])
+    x = tf.ensure_shape(tf.debugging.check_numerics(x, "no"), [None, 8, 8, 8])
+    return head(conv(tf.cast(tf.cast(x, tf.float64), tf.float32), "b", 6))
+
+
+@micro((None, 5), (20, 8), kept={"w": (8, 4), "o": (4, 4)})
+def table_that_is_fed(x, table):
+    """Rows of a fed table: nothing of it may go, what comes after may."""
+    rows = tf.gather(table, tf.cast(tf.abs(x), tf.int32) % 20)
+    y = tf.nn.relu(tf.matmul(tf.reduce_sum(rows, 1), weight("w", 8, 8)))
+    return tf.matmul(y, weight("o", 8, 4))
+
+
+@micro((None, 5), kept={"table": (20, 4), "w": (4, 4)})
+def embedding_table(x):
+    rows = tf.gather(weight("table", 20, 8), tf.cast(tf.abs(x), tf.int32) % 20)
+    return tf.matmul(tf.reduce_sum(rows, 1), weight("w", 8, 4))
+
+
+@micro(kept={"a/w": (3, 3, 3, 4), "b/w": (3, 3, 4, 3)})
+def broadcast_to_a_size(x):
+    x = conv(x, "a", 8)
+    mean = tf.broadcast_to(tf.reduce_mean(x, [1, 2], keepdims=True), [tf.shape(x)[0], 8, 8, 8])
+    return head(conv(x * mean + tf.ones_like(x), "b", 6))
+
+
+@micro(kept={"a/w": (3, 3, 3, 8)}, frozen=("a/w",))
+def channels_picked_by_an_index(x):
+    x = tf.gather(conv(x, "a", 8), [7, 1, 3, 0], axis=3)
+    return head(conv(x, "b", 6))
+
+
+@micro(kept={"a/w": (3, 3, 3, 4), "b/w": (3, 3, 4, 3)})
+def cumulated_over_places(x):
+    return head(conv(tf.cumsum(tf.reverse(conv(x, "a", 8), [1]), axis=1), "b", 6))
