@@ -32,7 +32,7 @@ from openwork.tensorflow.settings import (
     tell,
     why_nothing,
 )
-from openwork.tensorflow.variables import read_values, session_for
+from openwork.tensorflow.variables import Values, session_for
 
 __all__ = ["Choice", "choose", "create_prune_retrain_model", "initialise", "masked_arrays", "weights_of"]
 
@@ -147,7 +147,7 @@ class Choice:
         """
         plan, removed, weights = self.plan, self.masks.removed, self.weights
         if session is not None:
-            weights = weights_of(graph, analysis, self.settings, session)
+            weights = weights_of(analysis, Values(graph, session), self.settings)
             text = read_text(config_file, "config file")
             usable = [analysis.groups[index] for index in removed]
             removed, _ = chosen_units(analysis, self.settings, text, weights, usable)
@@ -164,7 +164,7 @@ def choose(
 ) -> Choice:
     """What a config does with a graph; nothing is changed yet."""
     settings = settings_of(config, analysis)
-    weights = weights_of(graph, analysis, settings)
+    weights = weights_of(analysis, Values(graph), settings)
     usable = _maskable_groups(analysis)
     text = read_text(config_file, "config file")
     removed, exact = chosen_units(analysis, settings, text, weights, usable)
@@ -224,19 +224,14 @@ def _patterns(analysis: GraphAnalysis, settings: Mapping[str, LayerSetting]) -> 
 
 
 def weights_of(
-    graph: tf.Graph,
-    analysis: GraphAnalysis,
-    settings: Mapping[str, LayerSetting] | None = None,
-    session: tf.compat.v1.Session | None = None,
-    strict: bool = False,
+    analysis: GraphAnalysis, values: Values, settings: Mapping[str, LayerSetting] | None = None
 ) -> Callable[[str], np.ndarray]:
-    """Arrays of weights by name: of the session, else initial values; constants from the graph.
+    """Arrays of weights by name: variables as `values` has them, constants from the graph.
 
     Args:
-        graph: the graph.
-        analysis: of it.
+        analysis: of the graph.
+        values: of its variables.
         settings: if given, only weights that it asks something of are read.
-        session, strict: see `openwork.tensorflow.variables.read_values`.
     """
     names = [name for name, source in analysis.sources.items() if source.kind != "const"]
     if settings is not None:
@@ -246,10 +241,10 @@ def weights_of(
             if any(member.module in asked for member in group.producers):
                 needed |= {member.parameter for member in group.members}
         names = [name for name in names if name in needed]
-    values = read_values(graph, names, session, strict)
+    found = values.read(names)
 
     def weights(name: str) -> np.ndarray:
-        return values[name] if name in values else analysis.weights(name)
+        return found[name] if name in found else analysis.weights(name)
 
     return weights
 

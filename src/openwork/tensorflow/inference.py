@@ -23,7 +23,7 @@ __all__ = ["InferenceCopy", "variables_behind"]
 _LOG = logging.getLogger("openwork")
 # What a reader of a resource variable becomes when the variable is a constant.
 _READERS = {"ReadVariableOp": "Identity", "ResourceGather": "GatherV2", "VariableShape": "Shape"}
-_PASSED_ON = {"Switch", "Enter", "Identity"}
+_PASSED_ON = {"Switch", "RefSwitch", "Enter", "RefEnter", "Identity", "RefIdentity"}
 _UPDATES = ("Assign", "Apply", "ResourceApply", "ResourceScatter", "Scatter", "SparseApply", "ResourceSparseApply",
             "CountUpTo")  # fmt: skip
 # Operators between a batch statistic and the assignment of the moving one.
@@ -87,15 +87,22 @@ class _Nodes:
                 return None
             name = node_name(node.input[0])
 
+    def _variable_behind(self, name: str) -> Any:
+        """The variable that an assignment's first input leads to, through the switches of a conditional."""
+        node = self.by_name.get(name)
+        while node is not None and node.op in _PASSED_ON:
+            node = self.by_name.get(node_name(node.input[0]))
+        return node if node is not None and node.op in VARIABLES else None
+
     def moving_statistics(self) -> dict[str, dict[int, str]]:
         """For each fused batch norm: output index (1 mean, 2 variance) -> variable that is updated with it."""
         found: dict[str, dict[int, str]] = {}
         for node in self.by_name.values():
             if not node.op.startswith("Assign") or len(_data(node)) < 2:
                 continue
-            variable = self.by_name.get(node_name(_data(node)[0]))
-            if variable is None or variable.op not in VARIABLES:
-                continue  # a statistic that is updated inside a conditional: its switch is fed
+            variable = self._variable_behind(node_name(_data(node)[0]))
+            if variable is None:
+                continue
             for norm, index in self._statistics(_data(node)[1]):
                 found.setdefault(norm, {}).setdefault(index, variable.name)
         return found
@@ -141,6 +148,7 @@ class InferenceCopy:
         nodes = _Nodes(graph_def)
         statistics = nodes.moving_statistics()
         needed = nodes.needed([*outputs, *(name for pair in statistics.values() for name in pair.values())])
+        self._added: list[Any] = []
         copy = tf.compat.v1.GraphDef(versions=graph_def.versions)
         copy.library.CopyFrom(graph_def.library)
         for name, node in needed.items():
@@ -148,6 +156,7 @@ class InferenceCopy:
                 copy.node.append(const_node(name, np.asarray(values[name])))
             elif not _is_update(node):
                 self._copy(copy.node.add(), node, nodes, needed)
+        copy.node.extend(self._added)
         made = {node.name: node for node in copy.node}
         self._settle_norms(made, statistics)
         self._keep_all(copy, made)
@@ -175,7 +184,7 @@ class InferenceCopy:
         if not any(handles):
             return
         if node.op in _READERS:
-            self._reader(copied, node)
+            self._reader(copied, node, nodes.by_name[str(handles[0])].attr["dtype"])
         elif node.op in _PASSED_ON:
             copied.attr["T"].CopyFrom(nodes.by_name[str(handles[0])].attr["dtype"])
         else:
@@ -192,17 +201,21 @@ class InferenceCopy:
             name = _data(nodes.by_name[node_name(name)])[0]
         return name
 
-    @staticmethod
-    def _reader(copied: Any, node: Any) -> None:
+    def _reader(self, copied: Any, node: Any, dtype: Any) -> None:
+        """Let a reader of a variable read a constant."""
         copied.op = _READERS[node.op]
         copied.ClearField("attr")
-        dtype = node.attr["dtype"]
-        if node.op == "ReadVariableOp":
-            copied.attr["T"].CopyFrom(dtype)
-        elif node.op == "VariableShape":
+        if node.op == "ResourceGather":
+            axis = const_node(f"{node.name}/openwork_axis", np.asarray(0, np.int32))
+            self._added.append(axis)
+            copied.input.insert(2, axis.name)
+            copied.attr["Tparams"].CopyFrom(dtype)
+            copied.attr["Tindices"].CopyFrom(node.attr["Tindices"])
+            copied.attr["Taxis"].type = tf.int32.as_datatype_enum
+            return
+        copied.attr["T"].CopyFrom(dtype)
+        if node.op == "VariableShape":
             copied.attr["out_type"].CopyFrom(node.attr["out_type"])
-        else:
-            raise ModelError(f"ResourceGather {node.name}: a gathered variable cannot be measured")
 
     def _settle_norms(self, made: dict[str, Any], statistics: Mapping[str, Mapping[int, str]]) -> None:
         """Batch norms and their gradients take the moving statistics."""

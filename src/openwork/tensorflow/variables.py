@@ -12,7 +12,7 @@ import tensorflow as tf
 from openwork.errors import ConfigError, ModelError
 from openwork.tensorflow.graphs import VARIABLES, first_line
 
-__all__ = ["Gradient", "apply_operators", "gradients", "read_values", "session_for"]
+__all__ = ["Gradient", "Values", "apply_operators", "gradients", "read_values", "session_for"]
 
 # How an operator's definition calls the gradient that it applies.
 _GRADIENTS = ("grad", "delta")
@@ -119,6 +119,29 @@ def read_values(
             raise ConfigError(
                 f"the variables cannot be initialised ({first_line(error)}); give a session that holds their values"
             ) from error
+
+
+class Values:
+    """Values of a graph's variables, each read once: without a session, random initial values are drawn only once.
+
+    Args:
+        graph, session, strict: see `read_values`.
+    """
+
+    def __init__(self, graph: tf.Graph, session: tf.compat.v1.Session | None = None, strict: bool = False) -> None:
+        self._source = graph, session, strict
+        self._known: dict[str, np.ndarray] = {}
+
+    def read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Values by the names of variable operators.
+
+        Raises:
+            ConfigError: as `read_values`.
+        """
+        wanted = list(names)
+        graph, session, strict = self._source
+        self._known.update(read_values(graph, [n for n in wanted if n not in self._known], session, strict))
+        return {name: self._known[name] for name in wanted}
 
 
 def _initialise(session: tf.compat.v1.Session, operators: list[tf.Operation]) -> None:

@@ -17,7 +17,8 @@ from openwork.config import load_retrain_config, read_chosen_channels  # noqa: E
 from openwork.errors import ConfigError, ModelError, WeightsError  # noqa: E402
 from openwork.search import SearchChannelBase, SensitivityBase, get_attribute, set_attribute  # noqa: E402
 from openwork.tensorflow.inference import InferenceCopy, variables_behind  # noqa: E402
-from openwork.tensorflow.variables import gradients, read_values  # noqa: E402
+from openwork.tensorflow.search._graph import SearchGraph  # noqa: E402
+from openwork.tensorflow.variables import Values, gradients, read_values  # noqa: E402
 
 tf1 = tf.compat.v1
 SEARCH = "compress_ratio: 1.5\nascend_optimized: false\n"
@@ -144,6 +145,22 @@ def test_the_session_decides_whose_weights_count(tmp_path: Path) -> None:
         assert read_chosen_channels(text, settings).removed["first/Conv2D"].tolist() == [weak]  # type: ignore[arg-type]
 
 
+def test_initial_values_are_drawn_once(tmp_path: Path) -> None:
+    """Without a session and without seeds, weights and gradients are still those of one network."""
+    net = residual(True)
+    net.graph.seed = None
+    with net.graph.as_default():
+        table = tf1.get_variable("free", [4, 4], initializer=tf1.random_normal_initializer())
+        tf1.train.GradientDescentOptimizer(0.1).minimize(net.loss + tf.nn.l2_loss(table))
+    values = Values(net.graph)
+    tensor = gradients(net.graph)["free"][0].tensor.name
+    first = values.read(["free"])["free"]
+    names = variables_behind(net.graph.as_graph_def(), [tensor])
+    (slope,) = InferenceCopy(net.graph.as_graph_def(), [tensor], values.read(names)).run([tensor], {})
+    assert (slope == first).all()
+    assert (read_values(net.graph, ["free"])["free"] != first).any(), "the test proves nothing with a fixed seed"
+
+
 @pytest.mark.parametrize("algorithm", ["GreedySearch", "DynamicProgrammingSearch"])
 @pytest.mark.parametrize(
     "sensitivity",
@@ -241,6 +258,31 @@ def test_dropout_keeps_everything_while_measuring(tmp_path: Path) -> None:
     before = inputs @ values["w"]
     outer = 2 * (np.maximum(before, 0) @ values["v"]) @ values["v"].T * (before > 0)
     np.testing.assert_allclose(slope, inputs.T @ outer, rtol=1e-4)
+
+
+@pytest.mark.parametrize("resource", [False, True])
+def test_gathered_variables(resource: bool) -> None:
+    """An embedding: its gradient is sparse, and reaches the rows that were looked up."""
+    graph = tf.Graph()
+    with graph.as_default():
+        words = tf1.placeholder(tf.int32, [None, 3], name="words")
+        table = tf1.get_variable("table", [7, 4], use_resource=resource)
+        head = tf1.get_variable("head", [4, 2], use_resource=resource)
+        loss = tf.reduce_sum(tf.matmul(tf.reduce_sum(tf.nn.embedding_lookup(table, words), 1), head) ** 2)
+        tf1.train.AdagradOptimizer(0.1).minimize(loss)
+    source = Values(graph)
+    values = source.read(["table", "head"])
+    analysis = amct.analyze_graph(graph, [loss.op.name])
+    found = SearchGraph(graph, analysis, lambda name: values[name], source).gradients(["table", "head"])
+    given = np.array([[1, 1, 5], [0, 5, 2]])
+    slopes = found.at({"words:0": given})
+    summed = values["table"][given].sum(1)
+    outer = 2 * summed @ values["head"] @ values["head"].T
+    expected = np.zeros((7, 4), np.float32)
+    for row, places in zip(outer, given, strict=True):
+        np.add.at(expected, places, row)
+    np.testing.assert_allclose(slopes["table"], expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(slopes["head"], 2 * summed.T @ (summed @ values["head"]), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -29,12 +29,13 @@ class FisherSensitivity(DataSensitivity):
     before they are squared.
 
     Args:
-        power: 2; 1 gives the mean absolute slope, a first-order score.
+        power: 2; 1 gives the mean absolute slope, a first-order score, and `score_order` is 1.
     """
 
     def __init__(self, power: float = 2.0) -> None:
         super().__init__(1)
         self.power = power
+        self.score_order = 2 if power >= 2 else 1
 
     def prepare(self, groups: Sequence[PruneGroup]) -> None:
         """See `DataSensitivity.prepare`."""

@@ -16,7 +16,7 @@ from openwork.search.cost import BitOps
 from openwork.tensorflow.analysis import GraphAnalysis
 from openwork.tensorflow.feeds import Feed
 from openwork.tensorflow.inference import InferenceCopy, variables_behind
-from openwork.tensorflow.variables import gradients, read_values
+from openwork.tensorflow.variables import Values, gradients
 
 __all__ = ["SearchGraph", "graph_info"]
 
@@ -29,15 +29,13 @@ class SearchGraph:
         graph: the graph; treat it as read-only.
         analysis: of it.
         weights: arrays by parameter name.
-        session: the session that holds the variables; None: initial values.
-        strict: whether a variable without a value in the session is an error.
+        values: of the variables.
     """
 
     graph: tf.Graph
     analysis: GraphAnalysis
     weights: Callable[[str], np.ndarray]
-    session: Any = None
-    strict: bool = False
+    values: Values
 
     @property
     def groups(self) -> Sequence[PruneGroup]:
@@ -51,8 +49,7 @@ class SearchGraph:
     def copy(self, outputs: Sequence[str]) -> InferenceCopy:
         """A copy in which these tensors can be computed without changing anything."""
         graph_def = self.graph.as_graph_def()
-        values = read_values(self.graph, variables_behind(graph_def, outputs), self.session, self.strict)
-        return InferenceCopy(graph_def, outputs, values)
+        return InferenceCopy(graph_def, outputs, self.values.read(variables_behind(graph_def, outputs)))
 
     def gradients(self, parameters: Iterable[str]) -> Gradients:
         """The gradients of parameters, as their optimizer sees them.

@@ -24,6 +24,8 @@ class OutputChangeSensitivity(DataSensitivity):
         piece: samples in a piece; None: whole feeds.
     """
 
+    score_order = 2
+
     def prepare(self, groups: Sequence[PruneGroup]) -> None:
         """See `DataSensitivity.prepare`."""
         self._copy: InferenceCopy = self.search_graph.copy(self.output_nodes)

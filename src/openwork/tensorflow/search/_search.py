@@ -25,7 +25,7 @@ from openwork.tensorflow.search._graph import SearchGraph, graph_info
 from openwork.tensorflow.search._latency import latency_cost
 from openwork.tensorflow.search._sensitivity import BuiltinSensitivity
 from openwork.tensorflow.settings import settings_of
-from openwork.tensorflow.variables import session_for
+from openwork.tensorflow.variables import Values, session_for
 
 __all__ = ["auto_channel_prune_search", "get_sensitivity"]
 
@@ -99,9 +99,10 @@ def auto_channel_prune_search(
     with timed(seconds, "analysis"):
         sizes = _open_sizes(graph, feeds[0])
         analysis = analyze_graph(graph, output_nodes, sizes)
-        subject = _subject(graph, analysis, holder, session is not None, batch_length(graph, feeds[0]) if sizes else 1)
+        values = Values(graph, holder, session is not None)
+        subject = _subject(graph, analysis, values, batch_length(graph, feeds[0]) if sizes else 1)
     if isinstance(scorer, BuiltinSensitivity):
-        scorer.search_graph = SearchGraph(graph, analysis, subject.weights, holder, session is not None)
+        scorer.search_graph = SearchGraph(graph, analysis, subject.weights, values)
     with timed(seconds, "cost"), shown_progress("latency of layers", settings.cost is Cost.LATENCY) as bar:
         if settings.cost is Cost.LATENCY:
             cost: CostModel = latency_cost(analysis, bar)
@@ -122,9 +123,9 @@ def _open_sizes(graph: tf.Graph, feed: Feed) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
-def _subject(graph: tf.Graph, analysis: GraphAnalysis, session: Any, strict: bool, samples: int) -> Subject:
+def _subject(graph: tf.Graph, analysis: GraphAnalysis, values: Values, samples: int) -> Subject:
     """The graph as the search sees it."""
-    weights = weights_of(graph, analysis, session=session, strict=strict)
+    weights = weights_of(analysis, values)
     terms = per_sample(analysis.costs, samples)
     mixed = mixed_groups(analysis)
 
