@@ -86,17 +86,24 @@ def _tensor(graph: tf.Graph, key: Any, where: str) -> tf.Tensor:
         raise ConfigError(f"{where}: {name!r} is no tensor of the graph; did you mean {node + ':0'!r}?") from error
 
 
+def _is_open(graph: tf.Graph, name: str) -> bool:
+    """Whether the graph leaves the first length of a tensor open."""
+    shape = graph.get_tensor_by_name(name).shape
+    return shape.rank is None or (shape.rank > 0 and shape.as_list()[0] is None)
+
+
 def batch_length(graph: tf.Graph, feed: Feed) -> int:
-    """The number of samples if all fed arrays share a first axis whose length the graph leaves open; else 1."""
-    lengths = set()
-    for name, array in feed.items():
-        shape = graph.get_tensor_by_name(name).shape
-        if array.ndim == 0:
-            continue
-        if shape.rank is not None and shape.rank and shape.as_list()[0] is not None:
-            return 1
-        lengths.add(array.shape[0])
-    return lengths.pop() if len(lengths) == 1 else 1
+    """The number of samples: the first length that all arrays share where the graph leaves it open; else 1.
+
+    1 also if an array of stated length has as many entries, which may be samples too.
+    """
+    arrays = {name: array for name, array in feed.items() if array.ndim}
+    lengths = {len(array) for name, array in arrays.items() if _is_open(graph, name)}
+    if len(lengths) != 1:
+        return 1
+    (length,) = lengths
+    stated = {len(array) for name, array in arrays.items() if not _is_open(graph, name)}
+    return 1 if length in stated else length
 
 
 def pieces_of(graph: tf.Graph, feed: Feed, size: int) -> list[Feed]:
@@ -104,7 +111,8 @@ def pieces_of(graph: tf.Graph, feed: Feed, size: int) -> list[Feed]:
     count = batch_length(graph, feed)
     if count <= size:
         return [feed]
+    cut = {name for name, array in feed.items() if array.ndim and _is_open(graph, name)}
     return [
-        {name: array[start : start + size] if array.ndim else array for name, array in feed.items()}
+        {name: array[start : start + size] if name in cut else array for name, array in feed.items()}
         for start in range(0, count, size)
     ]

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from openwork.errors import ConfigError, ModelError
 from openwork.tensorflow.graphs import VARIABLES, const_node, first_line, node_name, tensor_of
+from openwork.tensorflow.names import is_helper
 
 __all__ = ["InferenceCopy", "variables_behind"]
 
@@ -71,7 +72,7 @@ class _Nodes:
                 continue
             seen.add(current)
             node = self.by_name[current]
-            if _is_update(node):
+            if _is_update(node) or is_helper(current):
                 return True
             if node.op == "NoOp":
                 pending += [node_name(i) for i in node.input]

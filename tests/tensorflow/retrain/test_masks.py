@@ -133,6 +133,23 @@ def test_patterns_are_chosen_anew_in_training_steps_only(tmp_path: Path, every: 
         assert bool(changed) == bool(every)
 
 
+def test_scopes_in_force_do_not_reach_the_helpers(tmp_path: Path) -> None:
+    (tmp_path / "c.cfg").write_text(CHANNELS)
+    net = residual(True)
+    with (
+        net.graph.as_default(),
+        tf.name_scope("outer"),
+        tf1.variable_scope("inner"),
+        tf.control_dependencies([tf.no_op()]),
+        tf.device("/device:CPU:0"),
+    ):
+        amct.create_prune_retrain_model(net.graph, ["logits"], tmp_path / "record.txt", tmp_path / "c.cfg")
+    new = [op for op in net.graph.get_operations() if "openwork_ops" in op.name]
+    assert all(op.name.startswith("openwork_ops/") for op in new)
+    assert not [op for op in new if any(not o.name.startswith("openwork_ops/") for o in op.control_inputs)]
+    assert "openwork_ops/channels/first/Conv2D/0/kept:0" in [v.name for v in net.graph.get_collection("variables")]
+
+
 def test_ties_and_lengths_that_four_does_not_divide(tmp_path: Path) -> None:
     net, _ = masked(tmp_path, PATTERN % 0)
     with net.graph.as_default(), tf1.Session() as session:

@@ -10,12 +10,13 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from networks import data, minimise, residual  # noqa: E402
+from networks import CHANNELS, data, minimise, residual  # noqa: E402
 
 import openwork.tensorflow as amct  # noqa: E402
 from openwork.config import load_retrain_config, read_chosen_channels  # noqa: E402
 from openwork.errors import ConfigError, ModelError, WeightsError  # noqa: E402
 from openwork.search import SearchChannelBase, SensitivityBase, get_attribute, set_attribute  # noqa: E402
+from openwork.tensorflow.feeds import pieces_of  # noqa: E402
 from openwork.tensorflow.inference import InferenceCopy, variables_behind  # noqa: E402
 from openwork.tensorflow.search._graph import SearchGraph  # noqa: E402
 from openwork.tensorflow.variables import Values, gradients, read_values  # noqa: E402
@@ -283,6 +284,35 @@ def test_gathered_variables(resource: bool) -> None:
         np.add.at(expected, places, row)
     np.testing.assert_allclose(slopes["table"], expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(slopes["head"], 2 * summed.T @ (summed @ values["head"]), rtol=1e-4, atol=1e-6)
+
+
+def test_feeds_are_cut_along_open_lengths_only() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        tf1.placeholder(tf.float32, [None, 4], name="image")
+        tf1.placeholder(tf.float32, [5], name="classes")
+        tf1.placeholder(tf.bool, [], name="switch")
+        tf1.placeholder(tf.float32, name="free")
+    feed = {"image:0": np.zeros((6, 4)), "classes:0": np.arange(5), "switch:0": np.array(True), "free:0": np.arange(6)}
+    pieces = pieces_of(graph, feed, 4)
+    assert [len(piece["image:0"]) for piece in pieces] == [4, 2]
+    assert pieces[1]["free:0"].tolist() == [4, 5]
+    assert all(piece["classes:0"] is feed["classes:0"] for piece in pieces)
+    assert pieces_of(graph, {**feed, "image:0": np.zeros((5, 4)), "free:0": np.zeros(5)}, 2)[0]["image:0"].shape == (
+        5,
+        4,
+    )
+    assert pieces_of(graph, {**feed, "free:0": np.zeros(7)}, 2)[0]["image:0"].shape == (6, 4)
+
+
+def test_a_graph_that_is_masked_already(tmp_path: Path) -> None:
+    """Dead channels have no gradient; the others are scored as ever."""
+    net = residual(True)
+    (tmp_path / "c.cfg").write_text(CHANNELS)
+    amct.create_prune_retrain_model(net.graph, ["logits"], tmp_path / "record.txt", tmp_path / "c.cfg")
+    minimise(net)
+    search(tmp_path, net)
+    assert (tmp_path / "out.cfg").exists()
 
 
 @pytest.mark.parametrize(
