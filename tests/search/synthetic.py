@@ -11,7 +11,9 @@ from openwork.search import SearchGroup, SearchProblem, permitted_widths
 from openwork.search.cost import from_terms
 
 
-def chain(seed, depth=4, units=6, align=1, blocks=1, ratio=1.7, cost="macs", max_prune_ratio=1.0, evenness=0.0):
+def chain(
+    seed, depth=4, units=6, align=1, blocks=1, ratio=1.7, cost="macs", max_prune_ratio=1.0, evenness=0.0, power=1.0
+):
     """A chain of `depth` layers, input 3 and output 10 fixed; every third layer reads a residual stream."""
     random = np.random.default_rng(seed)
     sizes = [int(units * random.integers(1, 3)) * blocks for _ in range(depth)]
@@ -35,13 +37,14 @@ def chain(seed, depth=4, units=6, align=1, blocks=1, ratio=1.7, cost="macs", max
             np.repeat(np.arange(blocks), size // blocks),
             permitted_widths(size, blocks, 1, align, max_prune_ratio),
             evenness,
+            power=power,
         )
         for index, size in enumerate(sizes)
     )
     return SearchProblem(groups, from_terms(cost, terms), tuple(sizes), ratio), terms
 
 
-def separable(seed, depth=4, units=6, ratio=1.7):
+def separable(seed, depth=4, units=6, ratio=1.7, **curve):
     """Layers whose costs simply add up, so that the knapsack is exact."""
     random = np.random.default_rng(seed)
     sizes = [int(units * random.integers(1, 3)) for _ in range(depth)]
@@ -50,7 +53,7 @@ def separable(seed, depth=4, units=6, ratio=1.7):
         for i in range(depth)
     ]
     groups = tuple(
-        SearchGroup(i, f"l{i}", random.gamma(1.0, size=size), np.zeros(size, int), permitted_widths(size))
+        SearchGroup(i, f"l{i}", random.gamma(1.0, size=size), np.zeros(size, int), permitted_widths(size), **curve)
         for i, size in enumerate(sizes)
     )
     return SearchProblem(groups, from_terms("macs", terms), tuple(sizes), ratio)

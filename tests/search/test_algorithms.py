@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from openwork.errors import ConfigError
+from openwork.graph.groups import Member, PruneGroup, Role
 from openwork.search import (
     DynamicProgrammingSearch,
     GreedySearch,
     SearchChannelBase,
     get_algorithm,
     get_attribute,
+    make_record,
 )
 from openwork.search.testing import SearchChannelSuite
+from search.synthetic import chain
 
 
 class TestGreedy(SearchChannelSuite):
@@ -21,9 +26,9 @@ class TestGreedy(SearchChannelSuite):
         return GreedySearch()
 
 
-class TestGreedyWithoutEvenness(SearchChannelSuite):
+class TestGreedyOnPlainSums(SearchChannelSuite):
     def make(self):
-        return GreedySearch(evenness=0.0)
+        return GreedySearch(evenness=0.0, power=1.0)
 
 
 class TestDynamicProgramming(SearchChannelSuite):
@@ -67,6 +72,39 @@ class TestUserClass(SearchChannelSuite):
 
     def make(self):
         return OneByOne()
+
+
+@pytest.mark.parametrize("algorithm", [GreedySearch, DynamicProgrammingSearch])
+@pytest.mark.parametrize(
+    ("order", "arguments", "power", "evenness"),
+    [(1, {}, 2, 2), (2, {}, 1, 1), (1, {"evenness": 0}, 2, 0), (2, {"power": 3.0}, 3, 1)],
+)
+def test_the_curve_follows_the_order_of_the_scores(algorithm, order, arguments, power, evenness):
+    problem, _ = chain(1)
+    search = algorithm(**arguments)
+    search.problem = replace(problem, groups=tuple(replace(g, score_order=order) for g in problem.groups))
+    records = [make_record(PruneGroup(g.index, g.units, (_member(g),), g.block_of, g.per_step)) for g in problem.groups]
+    search.channel_prune_search({}, records, (1.7, False, 1.0))
+    for group, before in zip(search.solved.groups, problem.groups):
+        assert (group.power, group.evenness) == (power, evenness)
+        assert np.array_equal(group.scores, before.scores)
+    expected = 0.0
+    for group, kept in zip(problem.groups, search.solution.kept):
+        for gone, score in enumerate(np.sort(group.scores)[: group.units - kept]):
+            expected += (score * (group.units / (group.units - gone)) ** evenness) ** power
+    assert search.solution.loss == pytest.approx(expected)
+
+
+def _member(group):
+    places = np.arange(group.units)
+    return Member(f"{group.name}.weight", 0, Role.PRODUCES, group.units, places, places)
+
+
+@pytest.mark.parametrize("arguments", [{"evenness": -1}, {"power": 0}, {"power": float("nan")}])
+def test_exponents_are_checked(arguments):
+    name, value = next(iter(arguments.items()))
+    with pytest.raises(ConfigError, match=f"GreedySearch: {name} is {value}; allowed: a number >"):
+        GreedySearch(**arguments)
 
 
 def test_names():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from openwork.search import solve_dynamic, solve_greedy
+from openwork.search._algorithms import CURVES
 from openwork.search._dynamic import knapsack
 from search.synthetic import best_loss, chain, separable
 
@@ -43,6 +44,17 @@ def test_products_of_widths(seed):
     assert solution.reached
     assert solution.loss <= solve_greedy(problem).loss + 1e-12
     assert solution.loss <= best_loss(problem) * 1.1 + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_default_curve(seed):
+    power, evenness = CURVES[1]
+    problem = separable(seed, evenness=evenness, power=power)
+    assert solve_dynamic(problem).loss == pytest.approx(best_loss(problem), rel=1e-6)
+    problem, _ = chain(seed, evenness=evenness, power=power)
+    solution = solve_dynamic(problem)
+    assert solution.loss <= solve_greedy(problem).loss * (1 + 1e-12)
+    assert solution.loss <= best_loss(problem) * 1.1
 
 
 @pytest.mark.parametrize("align", [1, 16])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from openwork.search import SearchProblem, solve_greedy
+from openwork.search._algorithms import CURVES
 from search.synthetic import best_loss, chain, cost_of, separable
 
 
@@ -64,6 +65,27 @@ def test_nothing_to_search():
 def test_near_the_optimum(seed):
     problem = separable(seed) if seed % 2 else chain(seed)[0]
     assert solve_greedy(problem).loss <= best_loss(problem) * 1.15 + 1e-9
+
+
+def test_near_the_optimum_of_the_default_curve():
+    """Steps of a twelfth of a layer leave greedy search room to err; on average it does not."""
+    power, evenness = CURVES[1]
+    ratios = []
+    for seed in range(14):
+        make = separable if seed % 2 else lambda *args, **curve: chain(*args, **curve)[0]
+        problem = make(seed, evenness=evenness, power=power)
+        ratios.append(solve_greedy(problem).loss / best_loss(problem))
+    assert min(ratios) >= 1 - 1e-9
+    assert max(ratios) <= 1.25
+    assert np.mean(ratios) <= 1.02
+
+
+def test_trace_holds_the_plain_sums_of_scores():
+    problem, terms = chain(4, depth=5, units=8, ratio=2.0, evenness=2.0, power=2.0)
+    solution = solve_greedy(problem)
+    cost, removed = solution.trace[-1]
+    assert cost == pytest.approx(cost_of(terms, solution.kept))
+    assert removed == pytest.approx(sum(problem.groups[i].scores[gone].sum() for i, gone in solution.removed.items()))
 
 
 def test_zero_scores_go_first():

@@ -46,6 +46,22 @@ def test_evenness_weighs_what_is_left():
     assert np.allclose(group.losses, expected)
 
 
+def test_scores_grow_and_are_squared_unit_by_unit():
+    """Two blocks of three: what goes in one step is weighed alike, and each score is raised by itself."""
+    scores = np.array([3.0, 1.0, 2.0, 6.0, 6.0, 5.0])
+    blocks = np.array([0, 0, 0, 1, 1, 1])
+    group = SearchGroup(0, "x", scores, blocks, permitted_widths(6, 2), evenness=2.0, power=2.0)
+    first = 1.0**2 + 5.0**2
+    second = (2.0 * (3 / 2) ** 2) ** 2 + (6.0 * (3 / 2) ** 2) ** 2
+    assert np.allclose(group.losses, [0, first, first + second])
+    assert group.sensitivities.tolist() == [0, 6, 14]
+
+
+def test_scores_below_zero_stay_a_gain():
+    group = SearchGroup(0, "x", np.array([-2.0, 1.0, 3.0]), np.zeros(3, int), permitted_widths(3), power=2.0)
+    assert group.losses.tolist() == [0, -4, -3]
+
+
 def test_not_finite_scores_name_the_layer():
     with pytest.raises(ConfigError, match=r"layer 'layer1\.conv': sensitivity of channel 1 is nan"):
         SearchGroup(0, "layer1.conv", np.array([1, np.nan]), np.zeros(2, int), (2, 1))

@@ -26,7 +26,7 @@ def format_quantity(value: float) -> str:
 
 
 def budget_curve(problem: SearchProblem, beyond: float = 1.6, points: int = 120) -> list[tuple[float, float]]:
-    """Loss against compression, as greedy search walks on past the target.
+    """Sensitivity removed against compression, as greedy search walks on past the target.
 
     Args:
         problem: the problem.
@@ -34,13 +34,13 @@ def budget_curve(problem: SearchProblem, beyond: float = 1.6, points: int = 120)
         points: at most about so many points are kept.
 
     Returns:
-        (compression ratio, loss), ascending, from (1, 0) on.
+        (compression ratio, plain sum of the scores removed), ascending, from (1, 0) on.
     """
     walk = Walk.at_start(replace(problem, compress_ratio=problem.compress_ratio * beyond))
     full = problem.full_cost
     start = walk.state.total
     descend(walk, most_steps=4 * points)
-    curve = [(full / start, 0.0), *((full / cost, loss) for cost, loss in walk.trace)]
+    curve = [(full / start, 0.0), *((full / cost, removed) for cost, removed in walk.trace)]
     stride = max(1, len(curve) // points)
     return [*curve[:-1:stride], curve[-1]]
 
@@ -53,7 +53,7 @@ class LayerRow:
         name: the layer that stands for it.
         tied: the other layers that lose the same channels.
         before, after: channels of that layer in the group.
-        loss: sensitivity removed.
+        loss: sensitivity removed: the plain sum of the scores.
         saved: cost saved in the layers that the group touches, all other widths as chosen.
         curve: (channels kept, sensitivity removed) at every permitted width, descending.
     """
@@ -108,16 +108,16 @@ class SearchReport:
         for group in self.problem.groups:
             each = self.channels.get(group.index, 1)
             kept = self.solution.kept[group.index]
-            curve = zip(group.widths, group.losses.tolist(), strict=True)
+            curve = dict(zip(group.widths, group.sensitivities.tolist(), strict=True))
             rows.append(
                 LayerRow(
                     name=group.name,
                     tied=tuple(self.tied.get(group.index, ())),
                     before=group.units * each,
                     after=kept * each,
-                    loss=self.solution.losses[group.index],
+                    loss=curve[kept],
                     saved=max(0.0, -state.gain(group.index, group.units)),
-                    curve=tuple((width * each, loss) for width, loss in curve),
+                    curve=tuple((width * each, loss) for width, loss in curve.items()),
                 )
             )
         return rows
@@ -133,6 +133,11 @@ class SearchReport:
     def curve(self) -> list[tuple[float, float]]:
         """See `budget_curve`."""
         return budget_curve(self.problem)
+
+    @property
+    def loss(self) -> float:
+        """Sensitivity removed, all groups."""
+        return sum(row.loss for row in self.rows)
 
     @property
     def total_loss(self) -> float:

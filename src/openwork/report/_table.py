@@ -23,7 +23,7 @@ def search_table(report: SearchReport) -> Table:
     table.add_column("layer", "all", overflow="fold")
     table.add_column("channels", f"{before} -> {after}", justify="right")
     table.add_column("removed", f"{1 - after / before:.0%}" if before else "", justify="right")
-    table.add_column("sensitivity removed", f"{solution.loss:.3g}", justify="right")
+    table.add_column("sensitivity removed", f"{report.loss:.3g}", justify="right")
     table.add_column(
         f"{unit} removed",
         f"{format_quantity(saved)} ({saved / solution.full_cost:.1%})",

@@ -170,7 +170,7 @@ def run_search(
         scorer.get_sensitivity(records)
     problem = SearchProblem(
         tuple(
-            _search_group(group, unit_scores(record, group), settings)
+            _search_group(group, unit_scores(record, group), settings, scorer)
             for record, group in zip(records, space.searched, strict=True)
         ),
         cost,
@@ -288,10 +288,15 @@ def _space(subject: Subject, settings: AutoPruneConfig) -> _Space:
     return space
 
 
-def _search_group(group: PruneGroup, scores: np.ndarray, settings: AutoPruneConfig) -> SearchGroup:
+def _search_group(
+    group: PruneGroup, scores: np.ndarray, settings: AutoPruneConfig, scorer: SensitivityBase
+) -> SearchGroup:
     widths = group_widths(group, ALIGNMENT if settings.ascend_optimized else 1, settings.max_prune_ratio)
     name = shown_member(group).module
-    return SearchGroup(group.index, name, scores, group.block_of, widths, source=group, steps=group.steps)
+    order = getattr(scorer, "score_order", 1)  # a class that only has the two methods is welcome too
+    return SearchGroup(
+        group.index, name, scores, group.block_of, widths, source=group, steps=group.steps, score_order=order
+    )
 
 
 def _solution(

@@ -16,7 +16,14 @@ __all__ = ["SearchChannelBase", "SensitivityBase"]
 
 
 class SensitivityBase(abc.ABC):
-    """Scores channels: what is lost with each."""
+    """Scores channels: what is lost with each.
+
+    Attributes:
+        score_order: 1 when scores are sizes of slopes of the loss (|weight * gradient|) or of weights, 2 when they are
+            losses or squares of slopes. The built-in algorithms square the former.
+    """
+
+    score_order: int = 1
 
     @abc.abstractmethod
     def setup_initialization(

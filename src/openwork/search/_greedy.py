@@ -36,11 +36,14 @@ class Walk:
     places: list[int]
     trace: list[tuple[float, float]] = field(default_factory=list)
     loss: float = 0.0
+    sensitivity: float = 0.0
     losses: list[list[float]] = field(init=False)
+    sensitivities: list[list[float]] = field(init=False)
     widths: list[npt.NDArray[np.int64]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.losses = [group.losses.tolist() for group in self.problem.groups]
+        self.sensitivities = [group.sensitivities.tolist() for group in self.problem.groups]
         self.widths = [np.array(group.widths, dtype=np.int64) for group in self.problem.groups]
 
     @classmethod
@@ -67,9 +70,11 @@ class Walk:
         """Make the move."""
         group = self.problem.groups[number]
         self.loss += self.loss_of(number, place)
+        scores = self.sensitivities[number]
+        self.sensitivity += scores[place] - scores[self.places[number]]
         self.state.apply(group.index, group.widths[place])
         self.places[number] = place
-        self.trace.append((self.state.total, self.loss))
+        self.trace.append((self.state.total, self.sensitivity))
 
     def give_back(self) -> None:
         """Undo steps, the most valuable first, until not one more can be undone within the budget."""
@@ -85,25 +90,50 @@ class Walk:
             self.move(best[1], self.places[best[1]] - 1)
 
     def exchange(self, passes: int = 2) -> None:
-        """Try one more step of each group, paid back by undoing others; keep what lowers the loss."""
+        """Try single exchanges; keep what lowers the loss.
+
+        One more step of a group is paid back by undoing others; one step undone is made up for by others, those
+        with the least loss per cost saved.
+        """
         for _ in range(passes):
             improved = False
             for number, group in enumerate(self.problem.groups):
-                if self.places[number] + 1 >= len(group.widths):
-                    continue
-                places, loss, trace = list(self.places), self.loss, len(self.trace)
-                self.move(number, self.places[number] + 1)
-                self.give_back()
-                if self.loss < loss - 1e-12 * abs(loss):
-                    improved = True
-                    continue
-                for other, place in enumerate(places):
-                    if self.places[other] != place:
-                        self.move(other, place)
-                self.loss = loss
-                del self.trace[trace:]
+                for change in (1, -1):
+                    target = self.places[number] + change
+                    if 0 <= target < len(group.widths):
+                        improved |= self._try(number, target)
             if not improved:
                 return
+
+    def _try(self, number: int, target: int) -> bool:
+        """Move there and settle on the budget; back again if that is no better."""
+        places, before, trace = list(self.places), (self.loss, self.sensitivity), len(self.trace)
+        self.move(number, target)
+        while self.slack < 0 and self._cheapest_step(but=number):
+            pass
+        self.give_back()
+        if self.slack >= 0 and self.loss < before[0] - 1e-12 * abs(before[0]):
+            return True
+        for other, place in enumerate(places):
+            if self.places[other] != place:
+                self.move(other, place)
+        self.loss, self.sensitivity = before
+        del self.trace[trace:]
+        return False
+
+    def _cheapest_step(self, but: int) -> bool:
+        """Take the step with the least loss per cost saved, of any group `but` one; False: there is none."""
+        best: tuple[float, int] | None = None
+        for number, group in enumerate(self.problem.groups):
+            place = self.places[number] + 1
+            if number == but or place >= len(group.widths):
+                continue
+            gain = self.gain(number, place)
+            if gain > 0 and (best is None or self.loss_of(number, place) / gain < best[0]):
+                best = (self.loss_of(number, place) / gain, number)
+        if best is not None:
+            self.move(best[1], self.places[best[1]] + 1)
+        return best is not None
 
     def solution(self) -> Solution:
         """What has been reached."""

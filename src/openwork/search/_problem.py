@@ -1,8 +1,9 @@
 """A search as data: groups with scores and permitted widths, a cost model, a target; and its solution.
 
-The loss of a width is the sum of the scores of what is removed, each multiplied by
-(units / units left)^evenness: channels of a layer that has little left are worth more than their scores say,
-because scores are taken one channel at a time from the full model. evenness 0 is the plain sum.
+The loss of a width is the sum over the removed units of (score * (units / units left)^evenness)^power.
+Channels of a layer that has little left are worth more than their scores say, because scores are taken one
+channel at a time from the full model; and slopes of the loss are squared, as in its second-order expansion.
+evenness 0 and power 1 give the plain sum of scores.
 """
 
 from __future__ import annotations
@@ -85,8 +86,9 @@ class SearchGroup:
         scores: float64 [units], what is lost with each unit; the lowest go first.
         block_of: int64 [units]; see `openwork.graph.groups.PruneGroup`.
         steps: int64 [blocks], units that go from each block in one step; None: one from each.
+        score_order: see `openwork.search.SensitivityBase`.
         widths: the numbers of units that may stay, descending, first all; see `permitted_widths`.
-        evenness: see the module.
+        evenness, power: see the module.
         source: the group of the analysis, when there is one.
 
     Raises:
@@ -101,6 +103,8 @@ class SearchGroup:
     evenness: float = 0.0
     source: PruneGroup | None = None
     steps: IntArray | None = None
+    power: float = 1.0
+    score_order: int = 1
 
     def __post_init__(self) -> None:
         bad = np.flatnonzero(~np.isfinite(self.scores))
@@ -136,12 +140,23 @@ class SearchGroup:
 
     @cached_property
     def losses(self) -> FloatArray:
-        """float64 [widths]: what is lost at each permitted width; the first is 0."""
-        rows = self.scores[self.order].sum(axis=1)
-        left = len(rows) - np.arange(len(rows))
-        weighted = rows * (len(rows) / left) ** self.evenness
-        cumulative = np.concatenate(([0.0], np.cumsum(weighted)))
-        return cumulative[[(self.units - width) // self.order.shape[1] for width in self.widths]]
+        """float64 [widths]: what is lost at each permitted width, see the module; the first is 0."""
+        rows = len(self.order)
+        growth = (rows / (rows - np.arange(rows))) ** self.evenness
+        weighted = self.scores[self.order] * growth[:, None]
+        # The sign stays: a score below 0, which a user's sensitivity may give, is a gain.
+        return self._at_widths(np.sign(weighted) * np.abs(weighted) ** self.power)
+
+    @cached_property
+    def sensitivities(self) -> FloatArray:
+        """float64 [widths]: the plain sum of the scores of what is removed, for people to read; the first is 0."""
+        return self._at_widths(self.scores[self.order])
+
+    def _at_widths(self, values: FloatArray) -> FloatArray:
+        """Sums of the rows of `order` that go, at each permitted width."""
+        cumulative = np.concatenate(([0.0], np.cumsum(values.sum(axis=1))))
+        per_step = self.order.shape[1]
+        return np.asarray(cumulative[[(self.units - width) // per_step for width in self.widths]])
 
     def removed(self, width: int) -> IntArray:
         """The units that go when `width` stay, ascending."""
@@ -210,11 +225,11 @@ class Solution:
     Attributes:
         kept: units kept by every group of the analysis.
         removed: group index -> removed units, ascending; groups that lose nothing are absent.
-        losses: group index -> loss.
+        losses: group index -> loss, as the search weighs it.
         cost: cost of the pruned model.
         full_cost: cost of the original.
         reached: whether the target was reached.
-        trace: (cost, loss) after each step of the search, when the algorithm goes in steps.
+        trace: (cost, plain sum of the scores removed) after each step, when the algorithm goes in steps.
     """
 
     kept: tuple[int, ...]

@@ -62,12 +62,13 @@ class FisherSensitivity(DataSensitivity):
 
     Args:
         piece: samples in a piece; None: whole batches.
-        power: 2; 1 gives the mean absolute slope, a first-order score.
+        power: 2; 1 gives the mean absolute slope, a first-order score, and `score_order` is 1.
     """
 
     def __init__(self, piece: int | None = None, power: float = 2.0) -> None:
         super().__init__(piece)
         self.power = power
+        self.score_order = 2 if power >= 2 else 1
 
     def piece_scores(self, groups: Sequence[PruneGroup], piece: Batch) -> list[FloatArray]:
         """See `DataSensitivity.piece_scores`."""

@@ -30,6 +30,8 @@ class OutputChangeSensitivity(DataSensitivity):
         of: ``output``, or ``loss``: the absolute change of the loss.
     """
 
+    score_order = 2
+
     def __init__(self, piece: int | None = None, of: str = "output") -> None:
         super().__init__(piece)
         if of not in ("output", "loss"):
