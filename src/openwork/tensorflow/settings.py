@@ -10,12 +10,15 @@ import numpy as np
 import tensorflow as tf
 
 from openwork.config import TENSORFLOW_TYPES, LayerSetting, RetrainConfig, read_chosen_channels, resolve
+from openwork.errors import ConfigError
 from openwork.graph.groups import IntArray, PruneGroup
 from openwork.graph.plan import Plan
 from openwork.record import LayerKind
 from openwork.retrain.choice import choose_units, report_choice, why_nothing_goes
 from openwork.tensorflow.analysis import GraphAnalysis, Layer
+from openwork.tensorflow.graphs import node_name
 from openwork.tensorflow.inserted.editing import BODIES
+from openwork.tensorflow.rules import attribute
 
 __all__ = ["chosen_units", "layer_kinds", "maskable_layers", "settings_of", "tell", "why_nothing"]
 
@@ -38,14 +41,55 @@ def maskable_layers(analysis: GraphAnalysis) -> dict[str, Layer]:
     }
 
 
+def unusable_layers(analysis: GraphAnalysis) -> dict[str, str]:
+    """Why layers of a type that masks are made for cannot get one, by name."""
+    usable = maskable_layers(analysis)
+    nodes = {node.name: node for node in analysis.graph_def.node}
+    return {
+        name: _why_unusable(analysis, nodes, name)
+        for name, node in nodes.items()
+        if node.op in _MASKABLE and name not in usable
+    }
+
+
+def _why_unusable(analysis: GraphAnalysis, nodes: Mapping[str, Any], name: str) -> str:
+    layer = analysis.layers.get(name)
+    if layer is not None:
+        if layer.weight.dtype not in _FLOATS:
+            return f"its weight is {layer.weight.dtype.name}; float32 or float64 is needed"
+        return "it is a depthwise convolution"
+    if attribute(nodes[name], "transpose_a", False):
+        return "transpose_a is true"
+    pending, seen = [node_name(nodes[name].input[1])], set()
+    while pending:
+        node = nodes[pending.pop()]
+        if node.name in seen:
+            continue
+        seen.add(node.name)
+        if node.op.startswith("Placeholder"):
+            return f"its weight depends on placeholder {node.name!r}; a variable or constant is needed"
+        pending += [node_name(tensor) for tensor in node.input if not tensor.startswith("^")]
+    return "its weight is computed; it must be read from a variable or constant as it is"
+
+
+def _refuse_unusable(config: RetrainConfig, reasons: Mapping[str, str]) -> None:
+    for override in config.override_layer_configs:
+        if override.name in reasons:
+            raise ConfigError(
+                f"{config.source}: override_layer_configs: {override.name!r} can be neither pruned nor quantised: "
+                f"{reasons[override.name]}"
+            )
+
+
 def settings_of(config: RetrainConfig, analysis: GraphAnalysis) -> dict[str, LayerSetting]:
     """What the config says of every operator of the graph.
 
     Raises:
         ConfigError: it names what the graph has not, or asks for what a layer cannot do.
     """
-    kinds = {record.module: record.name for record in analysis.trace.records}
+    kinds = {node.name: node.op for node in analysis.graph_def.node}
     maskable = maskable_layers(analysis)
+    _refuse_unusable(config, unusable_layers(analysis))
     prunable = [name for name, layer in maskable.items() if layer.type in _PRUNABLE]
     producers = {member.module for group in analysis.groups for member in group.producers}
     return resolve(
@@ -103,6 +147,8 @@ def why_nothing(analysis: GraphAnalysis, settings: Mapping[str, LayerSetting], s
     text = why_nothing_goes(
         analysis.groups, settings, source, lambda module: module, lambda name: _why_kept(analysis, name)
     )
+    for name, reason in list(unusable_layers(analysis).items())[:1]:
+        text += f"; {name!r} cannot be used: {reason}"
     hidden = next((node for node in analysis.graph_def.node if node.op in BODIES), None)
     if hidden is not None:
         text += (

@@ -297,6 +297,30 @@ def test_quantisation_after_the_optimizer_is_refused(tmp_path: Path) -> None:
         create(net, tmp_path, True)
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("placeholder", "'product' .*its weight depends on placeholder 'given'; a variable or constant is needed"),
+        ("half", "'product' .*its weight is float16; float32 or float64 is needed"),
+        ("computed", "'product' .*its weight is computed"),
+    ],
+)
+@pytest.mark.parametrize("named", [False, True])
+def test_layers_that_cannot_be_masked_are_named(tmp_path: Path, kind: str, words: str, named: bool) -> None:
+    override = f'override_layer_configs {{ layer_name: "product" {CHANNELS} }}'
+    (tmp_path / "c.cfg").write_text(override if named else CHANNELS)
+    dtype = tf.float16 if kind == "half" else tf.float32
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(dtype, [None, 8], name="x")
+        given = tf1.placeholder(tf.float32, [8, 12], name="given")
+        inner = tf1.get_variable("inner", [8, 12], dtype)
+        weight = {"placeholder": tf.abs(given), "half": inner, "computed": inner * tf.exp(inner)}[kind]
+        hidden = tf.nn.relu(tf.matmul(x, weight, name="product"))
+        tf.matmul(hidden, tf1.get_variable("last", [12, 4], dtype), name="logits")
+    with pytest.raises((ConfigError, NothingToPruneError), match=words):
+        amct.create_prune_retrain_model(graph, ["logits"], tmp_path / "record.txt", tmp_path / "c.cfg")
+
+
 def test_weights_inside_a_conditional_are_refused(tmp_path: Path) -> None:
     (tmp_path / "c.cfg").write_text(CHANNELS)
     for v2 in (False, True):
