@@ -168,7 +168,7 @@ class GraphAnalysis:
         return dead[self.settled.component]
 
     def freeze(self, tensors: Sequence[LabelMap], dead: np.ndarray, why: str) -> bool:
-        """Never remove what dies in these tensors; the groups change.
+        """Never remove anything from the axes of these tensors on which something dies; the groups change.
 
         Args:
             tensors: label maps.
@@ -178,8 +178,7 @@ class GraphAnalysis:
         Returns:
             False if nothing in them dies.
         """
-        held = [entry.labels[dead[entry.labels]] for tensor in tensors for entry in tensor.entries]
-        held = [labels for labels in held if len(labels)]
+        held = [e.labels.ravel() for tensor in tensors for e in tensor.entries if dead[e.labels].any()]
         store = self.trace.store
         store.location = ""
         for labels in held:

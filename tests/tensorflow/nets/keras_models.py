@@ -149,6 +149,14 @@ def nested():
     return classify(i, inner(layers.Conv2D(8, 3, name="a")(i)))
 
 
+@net(kept={"stem/a/kernel": (3, 3, 3, 4), "inner/b/kernel": (3, 3, 4, 3)})
+def nested_sequential():
+    """Paths of variables name the model inside, and differ in a clone."""
+    i = image()
+    x = keras.Sequential([layers.Conv2D(8, 3, name="a"), layers.ReLU()], name="stem")(i)
+    return classify(i, keras.Sequential([keras.Input((6, 6, 8)), layers.Conv2D(6, 3, name="b")], name="inner")(x))
+
+
 @net(kept={"a/kernel": (3, 3, 3, 4)})
 def two_outputs():
     i = image()
@@ -187,12 +195,38 @@ def recurrent():
     return keras.Model(i, layers.Dense(4)(layers.Dense(8, "relu", name="d")(x)))
 
 
-@net(kept={"a/kernel": (3, 3, 3, 6)})
+@net(kept={"a/kernel": (3, 3, 3, 8), "b/kernel": (1, 1, 4, 3)})
 def split_written_in_the_graph():
-    """A functional graph states how long the first part is, and nothing can set it: only the rest may shrink."""
+    """A functional graph states how long the first part is, and nothing can set it."""
     i = image()
     x, y = ops.split(layers.Conv2D(8, 3, name="a")(i), [3], axis=-1)
-    return classify(i, layers.Add()([layers.Conv2D(6, 1)(x), layers.Conv2D(6, 1)(y)]))
+    x = layers.Concatenate()([layers.Conv2D(4, 1)(x), layers.Conv2D(4, 1)(y)])
+    return classify(i, layers.Conv2D(6, 1, name="b")(x))
+
+
+@keras.saving.register_keras_serializable("openwork_tests")
+class Scale(layers.Layer):
+    """A layer of a user, whose configuration states how long its weight is."""
+
+    def __init__(self, width, **options):
+        super().__init__(**options)
+        self.width = width
+
+    def build(self, shape):
+        self.gain = self.add_weight(shape=(self.width,), name="gain")
+
+    def call(self, x):
+        return x * self.gain
+
+    def get_config(self):
+        return {**super().get_config(), "width": self.width}
+
+
+@net(kept={"a/kernel": (3, 3, 3, 4), "scale/gain": (4,)}, repaired=("width",))
+def layer_of_a_user():
+    i = image()
+    x = Scale(8, name="scale")(layers.Conv2D(8, 3, name="a")(i))
+    return classify(i, layers.Conv2D(6, 3)(x))
 
 
 class Block(layers.Layer):

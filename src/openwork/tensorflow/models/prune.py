@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,7 @@ from openwork.tensorflow.models.tracing import (
     feeds_of,
     frozen_graph,
     input_shapes,
+    names_in_copy,
     signature_of,
     trace_model,
     variable_names,
@@ -32,6 +34,8 @@ from openwork.tensorflow.models.tracing import (
 )
 from openwork.tensorflow.surgery import cuts_by_parameter
 from openwork.tensorflow.verification import difference, masked_weight, verify_graph
+
+_LOG = logging.getLogger("openwork")
 
 __all__ = ["KerasAnalysis", "analyze", "prune", "verify"]
 
@@ -217,7 +221,7 @@ def _smaller(analysis: KerasAnalysis, plan: Plan) -> tuple[keras.Model, Plan] | 
     dead = graph.dead(plan)
     cuts = cuts_by_parameter(plan, {name: source.shape for name, source in graph.sources.items()})
     twin = copy_model(model)
-    repairs = shrink(twin, cuts) + state_reshapes(twin, graph, dead)
+    repairs = shrink(twin, names_in_copy(model, twin), cuts) + state_reshapes(twin, graph, dead)
     tried: set[tuple[str, str, str]] = set()
     while True:
         traced = trace_model(twin, analysis.signature)
@@ -256,7 +260,7 @@ def _hold(analysis: KerasAnalysis, operator: str, text: str, dead: np.ndarray) -
 def _rebuilt(twin: keras.Model, signature: Any) -> keras.Model:
     """The same model made from its configurations, so that symbolic shapes are right too."""
     for layer, shapes in input_shapes(twin, signature):
-        entries = [inner for inner in layer.layers if isinstance(inner, keras.layers.InputLayer)]
+        entries = [inner for inner in layer._layers if isinstance(inner, keras.layers.InputLayer)]
         for entry, shape in zip(entries, shapes, strict=False):
             stated = zip(entry._batch_shape, shape, strict=True)
             entry._batch_shape = tuple(old if old is None else new for old, new in stated)
@@ -264,7 +268,12 @@ def _rebuilt(twin: keras.Model, signature: Any) -> keras.Model:
         result = keras.models.clone_model(twin)
         result.set_weights(twin.get_weights())
     except Exception as error:
-        raise ModelError(f"the smaller {twin.name!r} cannot be rebuilt: {first_line(error)}") from error
+        _LOG.warning(
+            "the smaller %s runs, but Keras cannot make it from configurations; .keras files of it will not load: %s",
+            twin.name,
+            first_line(error),
+        )
+        return twin
     return result
 
 
@@ -317,7 +326,8 @@ def _verify_by_weights(model: keras.Model, pruned: keras.Model, plan: Plan, inpu
     """As `verify`, on a copy of the model with masked weights: what runs inside a loop is out of a graph's reach."""
     graph = analyze(model, inputs).graph
     masked = copy_model(model)
-    variables = _variables(masked)
+    names = names_in_copy(model, masked)
+    variables = {names[id(variable)]: variable for variable in masked.weights}
     for name, parts in cuts_by_parameter(plan, {name: s.shape for name, s in graph.sources.items()}).items():
         value = keras.ops.convert_to_numpy(variables[name])
         variables[name].assign(masked_weight(value, parts, graph.consumed()))

@@ -19,10 +19,14 @@ from openwork.graph.plan import Cut, Repair
 from openwork.graph.sizes import surviving_shape
 from openwork.tensorflow.analysis import GraphAnalysis
 from openwork.tensorflow.models.copying import is_functional, set_value
-from openwork.tensorflow.models.tracing import Traced, variable_names
+from openwork.tensorflow.models.tracing import Traced
 from openwork.tensorflow.surgery import cut_array
 
 __all__ = ["Difference", "candidates", "first_difference", "layers_of", "set_attribute", "shrink", "state_reshapes"]
+
+
+# The layers of Keras itself that state nothing but what is set below.
+_KERAS_LAYERS = "keras.src.layers."
 
 
 def layers_of(model: keras.Model) -> dict[str, Any]:
@@ -36,20 +40,20 @@ def layers_of(model: keras.Model) -> dict[str, Any]:
     return found
 
 
-def shrink(model: keras.Model, cuts: Mapping[str, list[Cut]]) -> list[Repair]:
+def shrink(model: keras.Model, names: Mapping[int, str], cuts: Mapping[str, list[Cut]]) -> list[Repair]:
     """Cut the variables of a model in place, and set what its layers state about them.
 
     Args:
         model: a copy that nobody else uses.
+        names: of its variables, by ``id``.
         cuts: what goes, by variable.
 
     Returns:
         the attributes that were set.
     """
-    names = variable_names(model)
     before = {id(variable): tuple(variable.shape) for variable in model.variables}
     for variable in model.variables:
-        parts = cuts.get(names[id(variable)])
+        parts = cuts.get(names.get(id(variable), ""))
         if parts:
             set_value(variable, cut_array(keras.ops.convert_to_numpy(variable), parts))
     repairs: list[Repair] = []
@@ -113,8 +117,27 @@ def _stated(path: str, layer: Any, before: Mapping[int, tuple[int, ...]]) -> lis
         gamma = layer.gamma if layer.scale else layer.beta
         if layer.groups == before[id(gamma)][0]:
             state("groups", int(gamma.shape[0]))
+    elif not type(layer).__module__.startswith(_KERAS_LAYERS):
+        for attribute, new in _of_own_variables(layer, before):
+            state(attribute, new)
     _check_no_lengths(layer)
     return repairs
+
+
+def _of_own_variables(layer: Any, before: Mapping[int, tuple[int, ...]]) -> list[tuple[str, int]]:
+    """Public attributes of a user's layer that hold a length of its own variables, with the new length."""
+    own = [*layer._trainable_variables, *layer._non_trainable_variables]
+    pairs = {
+        old: new
+        for variable in own
+        for old, new in zip(before[id(variable)], (int(size) for size in variable.shape), strict=True)
+        if old != new
+    }
+    found = []
+    for name, value in vars(layer).items():
+        if not name.startswith("_") and isinstance(value, int) and not isinstance(value, bool) and value in pairs:
+            found.append((name, pairs[value]))
+    return found
 
 
 def _check_no_lengths(layer: Any) -> None:

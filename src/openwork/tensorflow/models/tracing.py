@@ -20,6 +20,7 @@ __all__ = [
     "feeds_of",
     "frozen_graph",
     "input_shapes",
+    "names_in_copy",
     "signature_of",
     "trace_model",
     "variable_names",
@@ -76,6 +77,12 @@ def variable_names(model: keras.Model) -> dict[int, str]:
         taken.add(name)
         names[id(variable)] = name
     return names
+
+
+def names_in_copy(model: keras.Model, twin: keras.Model) -> dict[int, str]:
+    """The names of a copy's variables in graphs and plans of the original, by ``id``; paths may differ in a copy."""
+    names = variable_names(model)
+    return {id(copied): names[id(own)] for own, copied in zip(model.weights, twin.weights, strict=True)}
 
 
 def signature_of(model: keras.Model, inputs: Any) -> Any:
