@@ -9,6 +9,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -21,7 +22,7 @@ from search.synthetic import chain, cost_of
 
 @pytest.fixture
 def example():
-    problem, terms = chain(0, depth=6, units=32, ratio=2.0)
+    problem, terms = chain(0, depth=6, units=32, ratio=2.0, evenness=2.0, power=2.0)
     groups = (replace(problem.groups[0], name='block<0>.conv&"x"'), *problem.groups[1:])
     problem = replace(problem, groups=groups)
     report = SearchReport(
@@ -101,6 +102,12 @@ def test_rows(example):
         assert row.saved == pytest.approx(cost_of(terms, kept) - cost_of(terms, report.solution.kept))
         assert (row.before, row.after) == (group.units, report.solution.kept[group.index])
         assert row.curve[0] == (group.units, 0.0)
+        # People read plain sums of scores, however the search weighs them.
+        plain = np.sort(group.scores)[: row.before - row.after].sum()
+        assert row.loss == pytest.approx(plain)
+        assert dict(row.curve)[row.after] == row.loss
+    assert report.loss == pytest.approx(sum(row.loss for row in report.rows))
+    assert 0 < report.loss < report.total_loss
     before = sum(cost for _, cost, _ in report.layer_costs)
     after = sum(cost for _, _, cost in report.layer_costs)
     assert before / after == pytest.approx(report.solution.ratio)
@@ -112,6 +119,7 @@ def test_budget_curve_rises(example):
     assert curve[0] == (1.0, 0.0)
     assert all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(curve))
     assert curve[-1][0] >= 2.0 * 1.6 * (1 - 1e-9)
+    assert curve[-1][1] < report.total_loss
 
 
 def test_table(example):

@@ -19,6 +19,7 @@ from openwork.config import load_retrain_config
 from openwork.config.chosen import read_chosen_channels
 from openwork.errors import ConfigError, FileError, ModelError, NothingToPruneError, UnsupportedModelError, WeightsError
 from openwork.search import GreedySearch, SearchChannelBase, SensitivityBase, get_attribute, set_attribute
+from openwork.torch.search import FisherSensitivity
 from openwork.torch.search.testing import small_net
 
 
@@ -219,6 +220,27 @@ class Untouched(SensitivityBase):
             node = record.producer[0]
             count = get_attribute(node, "end") - get_attribute(node, "begin")
             set_attribute(node, "sensitivity", np.arange(count, 0, -1) / count)
+
+
+@pytest.mark.parametrize(
+    ("sensitivity", "power"),
+    [
+        ("TaylorLossSensitivity", 2),
+        ("MagnitudeSensitivity", 2),
+        ("FisherSensitivity", 1),
+        ("FisherMagnitudeSensitivity", 1),
+        ("OutputChangeSensitivity", 1),
+        (FisherSensitivity(power=1), 2),
+        (Untouched, 2),
+    ],
+)
+def test_slopes_are_squared_and_losses_are_not(tmp_path, sensitivity, power):
+    net, images, labels = small_net()
+    algorithm = GreedySearch()
+    amct.auto_channel_prune_search(
+        net, write_config(tmp_path), [images, labels], tmp_path / "out.cfg", sensitivity, algorithm
+    )
+    assert {group.power for group in algorithm.solved.groups} == {power}
 
 
 def test_user_sensitivity(tmp_path):
