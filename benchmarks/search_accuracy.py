@@ -7,6 +7,11 @@ that on the whole test set.
     python benchmarks/search_accuracy.py --data fashion14 --steps 94 --seeds 3 --results accuracy.jsonl
     python benchmarks/search_accuracy.py --summary accuracy.jsonl
 
+The exponents of the search's curve (docs/search.md) are compared on images that no other figure uses, `--curve` giving
+power and evenness:
+
+    python benchmarks/search_accuracy.py --data tuning14 --curve 1,1 --curve 2,2 --methods "" --results tuning.jsonl
+
 Results are appended line by line; what stands there already is not run again. `--width` scales all channels, `--share`
 is the share of MACs kept.
 """
@@ -32,6 +37,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import openwork.torch as ow
+from openwork.search import GreedySearch
 from openwork.torch.search import (
     FisherMagnitudeSensitivity,
     FisherSensitivity,
@@ -83,7 +89,7 @@ def uniform(model: nn.Module, image: Tensor, batches: list[Any], share: float) -
     return bisect(lambda ratio: ow.prune(model, image, ratio=ratio)[0], model, image, share)
 
 
-def search(sensitivity: Any, algorithm: str = "GreedySearch") -> Method:
+def search(sensitivity: Any, algorithm: str | GreedySearch = "GreedySearch") -> Method:
     """openwork's search, through the config file."""
 
     def run(model: nn.Module, image: Tensor, batches: list[Any], share: float) -> nn.Module:
@@ -144,12 +150,19 @@ METHODS: dict[str, Method] = {
     "openwork Fisher": search(FisherSensitivity),
     "openwork Fisher x L2": search(FisherMagnitudeSensitivity),
     "openwork magnitude": search(MagnitudeSensitivity),
-    "openwork default, DP": search(TaylorLossSensitivity, "DynamicProgrammingSearch"),
+    "openwork default by DP": search(TaylorLossSensitivity, "DynamicProgrammingSearch"),
     "TP Taylor": torch_pruning("taylor"),
     "TP L2": torch_pruning("l2"),
     "TP isomorphic Taylor": torch_pruning("taylor", isomorphic=True),
     "TP isomorphic L2": torch_pruning("l2", isomorphic=True),
 }
+
+
+def curve(text: str) -> tuple[str, Method]:
+    """The default with other exponents, from ``power,evenness``."""
+    power, evenness = (float(part) for part in text.split(","))
+    name = f"power {power:g} evenness {evenness:g}"
+    return name, search(TaylorLossSensitivity, GreedySearch(evenness=evenness, power=power))
 
 
 def trained(options: argparse.Namespace, net: str, seed: int, size: int, split: Split) -> nn.Module:
@@ -174,7 +187,8 @@ def summary(path: Path) -> str:
     for line in path.read_text().splitlines():
         row = json.loads(line)
         cells[row["data"], row["net"], row["share"]][row["method"]].append(row["accuracy"])
-    names = [name for name in METHODS if any(name in cell for cell in cells.values())]
+    seen = dict.fromkeys(name for cell in cells.values() for name in cell if name != "before")
+    names = [*(name for name in METHODS if name in seen), *(name for name in seen if name not in METHODS)]
     lines = [
         "| data | network | MACs kept | seeds | before | " + " | ".join(names) + " |",
         "|" + "---|" * (len(names) + 5),
@@ -203,9 +217,10 @@ def summary(path: Path) -> str:
 def main() -> None:
     """Run what is missing."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", default="fashion14", choices=("digits", "fashion14", "fashion28"))
+    parser.add_argument("--data", default="fashion14", choices=("digits", "fashion14", "fashion28", "tuning14"))
     parser.add_argument("--nets", default=",".join(NETS))
     parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--curve", action="append", default=[], help="also the default with other power,evenness")
     parser.add_argument("--share", type=float, action="append")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--width", type=float, default=0.5)
@@ -222,6 +237,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     options.results.parent.mkdir(parents=True, exist_ok=True)
+    methods = {name: METHODS[name] for name in options.methods.split(",") if name} | dict(map(curve, options.curve))
     done = set()
     if options.results.exists():
         for line in options.results.read_text().splitlines():
@@ -236,7 +252,7 @@ def main() -> None:
             image = split[0][:1]
             full, before = macs(model, image), None
             for share in options.share or (0.25, 0.5):
-                for name in ("before", *options.methods.split(",")):
+                for name in ("before", *methods):
                     key = (options.data, net, share, seed, name)
                     if key in done:
                         continue
@@ -247,7 +263,7 @@ def main() -> None:
                         row |= {"accuracy": before, "macs": 1.0}
                     else:
                         try:
-                            pruned = METHODS[name](model, image, batches, share)
+                            pruned = methods[name](model, image, batches, share)
                             row["macs"] = round(macs(pruned, image) / full, 4)
                             raw = accuracy(pruned, test)
                             train(pruned, split, options.steps / (len(split[1]) // 64), 0.05, seed, is_vit=net == "vit")

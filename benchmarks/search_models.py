@@ -169,8 +169,11 @@ def digits() -> tuple[Split, Split]:
     return (images[train], labels[train]), (images[test], labels[test])
 
 
-def fashion(train_images: int = 6000, size: int = 28) -> tuple[Split, Split]:
-    """Fashion-MNIST: the first `train_images` to train, all 10,000 test images; 14 averages 2x2 pixels."""
+def fashion(train_images: int = 6000, size: int = 28, tuning: bool = False) -> tuple[Split, Split]:
+    """Fashion-MNIST: the first `train_images` to train, all 10,000 test images; 14 averages 2x2 pixels.
+
+    `tuning`: for choosing constants, the next `train_images` to train and training images 50,000 to 53,999 to judge by.
+    """
 
     def read(name: str) -> Tensor:
         with gzip.open(Path(FASHION_MNIST) / name) as stream:
@@ -179,24 +182,23 @@ def fashion(train_images: int = 6000, size: int = 28) -> tuple[Split, Split]:
         shape = [int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions)]
         return torch.from_numpy(np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy())
 
-    def split(images: str, labels: str, count: int) -> Split:
-        pixels = read(images)[:count, None].float() / 127.5 - 1
+    def split(part: str, first: int, end: int) -> Split:
+        pixels = read(f"{part}-images-idx3-ubyte.gz")[first:end, None].float() / 127.5 - 1
         if size == 14:
             pixels = F.avg_pool2d(pixels, 2)
-        return pixels, read(labels)[:count].long()
+        return pixels, read(f"{part}-labels-idx1-ubyte.gz")[first:end].long()
 
-    return (
-        split("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", train_images),
-        split("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz", 10_000),
-    )
+    if tuning:
+        return split("train", train_images, 2 * train_images), split("train", 50_000, 54_000)
+    return split("train", 0, train_images), split("t10k", 0, 10_000)
 
 
 def load(data: str) -> tuple[Split, Split, int]:
-    """Training split, test split and image size of ``digits``, ``fashion14`` or ``fashion28``."""
+    """Training split, test split and image size of ``digits``, ``fashion14``, ``fashion28`` or ``tuning14``."""
     if data == "digits":
         return (*digits(), 16)
-    size = int(data.removeprefix("fashion"))
-    return (*fashion(size=size), size)
+    size = int(data[-2:])
+    return (*fashion(size=size, tuning=data.startswith("tuning")), size)
 
 
 def train(
