@@ -134,6 +134,14 @@ def layer_and_group_norm():
     return classify(i, layers.Conv2D(6, 3)(layers.GroupNormalization(2, name="g")(x)))
 
 
+@net(kept={"a/kernel": (3, 3, 3, 4), "d/kernel": (3, 3, 1, 4), "l/gamma": (4,)})
+def depthwise_by_groups():
+    """Keras puts such a convolution into a function."""
+    i = image()
+    x = layers.Conv2D(8, 3, groups=8, name="d")(layers.Conv2D(8, 3, name="a")(i))
+    return classify(i, layers.Conv2D(6, 3)(layers.LayerNormalization(name="l")(x)))
+
+
 @net(kept={"a/kernel": (3, 3, 3, 4), "b/kernel": (3, 3, 4, 4)})
 def shared_layer():
     i = image()

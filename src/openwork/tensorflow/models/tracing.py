@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from openwork.errors import ConfigError, ModelError, UnsupportedModelError
+from openwork.tensorflow.functions import inlined
 from openwork.tensorflow.graphs import first_line, made_up
 from openwork.tensorflow.models.copying import is_functional
 
@@ -33,7 +34,7 @@ class Traced:
     """A model's forward pass in inference mode.
 
     Attributes:
-        graph_def: the graph; each variable is a VarHandleOp named by its Keras path.
+        graph_def: the graph, functions inlined; each variable is a VarHandleOp named by its Keras path.
         inputs: names of its placeholders, in the order of the model's inputs.
         outputs: ``node:index``.
         order: names of its operators as they were made.
@@ -157,7 +158,7 @@ def trace_model(model: keras.Model, signature: Any) -> Traced:
     _rename_inputs(graph_def, renamed)
     order = [renamed.get(op.name, op.name) for op in graph.get_operations()]
     return Traced(
-        _merged(graph_def),
+        inlined(_merged(graph_def)),
         names,
         [tensor.name for tensor in outputs] if error is None else [],
         order,
