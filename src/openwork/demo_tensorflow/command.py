@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -51,6 +52,8 @@ def command(output: str, epochs: int, rounds: int) -> None:
     if folder.exists() and not folder.is_dir():
         raise FileError(f"--output {folder} is a file; a folder is needed")
     check_writable(folder / "results.json", "--output")
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's notes on how it was built
 
     from rich.console import Console
 

@@ -33,8 +33,8 @@ class SensitivityBase(abc.ABC):
 
         Args:
             graph_tuple: ``(graph, graph_info)``. ``graph.model`` is the model, ``graph.groups`` the groups of
-                the analysis by the index that a record's ``producer[0]`` names in ``openwork_group``;
-                ``graph_info`` is ``{layer: {"cin", "cout", "ori_cout", "bitops"}}``.
+                the analysis by the index that a record's ``producer[0]`` names in ``openwork_group`` (TensorFlow:
+                ``graph`` is the tf.Graph); ``graph_info`` is ``{layer: {"cin", "cout", "ori_cout", "bitops"}}``.
             input_data: the calibration data, as the caller gave it.
             test_iteration: number of batches to average over.
             output_nodes: names of the graph's outputs (TensorFlow only).
