@@ -11,7 +11,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from networks import CHANNELS, PATTERN  # noqa: E402
+from networks import CHANNELS, PATTERN, QUANT  # noqa: E402
 
 import openwork.tensorflow as amct  # noqa: E402
 from openwork.record import load_record  # noqa: E402
@@ -174,6 +174,41 @@ def test_patterns(tmp_path: Path, name: str) -> None:
     if name == "shared":
         assert not {"s1", "s2"} & set(masked)
         assert (kernels(small)["s/w"] != 0).all()
+
+
+@pytest.mark.parametrize("wise", ["true", "false"])
+@pytest.mark.parametrize("name", ["transposed", "flatten", "double_precision", "constants", "concatenation"])
+def test_quantisation(tmp_path: Path, name: str, wise: str) -> None:
+    """With channels cut as well: every axis order and type of the layers that can be quantised."""
+    (tmp_path / "c.cfg").write_text(CHANNELS + QUANT % ("arq_retrain", wise))
+    image = np.random.default_rng(1).standard_normal((3, 8, 8, 4), dtype=np.float32)
+    with tf.Graph().as_default() as made:
+        tf1.set_random_seed(0)
+        x = tf1.placeholder(tf.float32, [None, 8, 8, 4], name="image")
+        logits = tf.identity(GRAPHS[name](x), name="logits")
+        added = amct.create_compressed_retrain_model(made, tmp_path / "c.cfg", ["logits"], tmp_path / "record.txt")
+        step = tf1.train.GradientDescentOptimizer(1e-4).minimize(tf.reduce_mean(logits**2))
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            session.run(step, {"image:0": image})
+            expected = session.run("logits:0", {"image:0": image})
+            frozen = tf1.graph_util.convert_variables_to_constants(session, made.as_graph_def(), ["logits"])
+    assert {"clip_min", "clip_max"} <= {variable.op.name.split("/")[-1] for variable in added}
+    (tmp_path / "m.pb").write_bytes(frozen.SerializeToString())
+    amct.save_compressed_retrain_model(tmp_path / "m.pb", ["logits"], tmp_path / "record.txt", tmp_path / "out")
+    small = tf1.GraphDef.FromString((tmp_path / "out.pb").read_bytes())
+    with tf.Graph().as_default() as made:
+        tf.import_graph_def(small, name="")
+        with tf1.Session(graph=made) as session:
+            found = session.run("logits:0", {"image:0": image})
+    # A value on the edge between two integers may go either way: half a step at most.
+    np.testing.assert_allclose(found, expected, atol=1e-2 * np.abs(expected).max())
+    assert np.median(np.abs(found - expected)) <= 1e-5 * np.abs(expected).max()
+    integers = {node.name for node in small.node if node.name.endswith("/integers")}
+    factors = load_record(tmp_path / "record.txt").factors
+    assert len(integers) == len(factors) >= 2
+    for factor in factors.values():
+        assert (len(factor.scale_w) > 1) == (wise == "true")
 
 
 def switched() -> tuple[tf.Graph, tf.Tensor]:
