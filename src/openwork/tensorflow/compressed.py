@@ -77,7 +77,12 @@ def create_compressed_retrain_model(
     insert_quantisation(graph, analysis, wanted, reads, config.batch_num, steps)
     close_steps(graph, steps)
     session = initialise(graph, steps)
-    save_record(choice.record(graph, analysis, config_defination, session), record_file)
+    record = choice.record(graph, analysis, config_defination, session)
+    if config.force_fp16_quant:
+        # Scales follow when the graph is saved; the config is not at hand then.
+        forced = QuantFactors(fakequant_precision_mode="FORCE_FP16_QUANT")
+        record = replace(record, factors=dict.fromkeys(wanted, forced))
+    save_record(record, record_file)
     return steps.variables
 
 
@@ -129,7 +134,8 @@ def save_compressed_retrain_model(
         raise RecordError(f"record file {os.fspath(record_file)} is empty and the graph quantises nothing")
     smaller, plan, complete = smaller_graph(baked, names, record)
     analysis = analyze_graph(smaller, names)
-    factors = {name: _Writing(smaller, analysis, baked, plan, name).run() for name in layers}
+    modes = {name: factor.fakequant_precision_mode for name, factor in record.factors.items()}
+    factors = {name: _Writing(smaller, analysis, baked, plan, name).run(modes.get(name)) for name in layers}
     write_bytes(target, smaller.SerializeToString(deterministic=True))
     save_record(replace(complete, factors={**record.factors, **factors}), record_file)
 
@@ -145,7 +151,8 @@ class _Writing:
         self.place = weight_places(analysis)[name]
         self.nodes = {node.name: node for node in result.node}
 
-    def run(self) -> QuantFactors:
+    def run(self, mode: str | None) -> QuantFactors:
+        """Write it; what the record says of it."""
         low, high = self._range()
         scale = self._weight()
         self._input(low, high)
@@ -155,9 +162,10 @@ class _Writing:
             offset_d=_LOWEST + round(-low / step),
             scale_w=scale,
             offset_w=np.zeros(scale.shape, dtype=np.int32),
-            dst_type="INT8",
+            dst_type=f"INT{self._bits}",
             act_type="INT8",
-            wts_type="INT8",
+            wts_type=f"INT{self._bits}",
+            fakequant_precision_mode=mode,
         )
 
     def _value(self, part: str) -> np.ndarray | None:
@@ -183,7 +191,7 @@ class _Writing:
         for one in self.plan.cuts:
             if one.parameter == name and one.axis == axis and len(largest) > 1:
                 largest = np.delete(largest, one.removed)
-        highest = self._highest()
+        highest = 2 ** (self._bits - 1) - 1
         scale = (largest / np.float32(highest)).astype(np.float32)
         spread = scale.reshape([-1 if place == axis else 1 for place in range(value.ndim)])
         integers = np.rint(value / spread)
@@ -203,9 +211,9 @@ class _Writing:
         node.attr["T"].type = kind
         return scale
 
-    def _highest(self) -> int:
-        """127, or 7 for four bits."""
-        return 127 if self.baked.bits.get(self.name, 8) == 8 else 7
+    @property
+    def _bits(self) -> int:
+        return self.baked.bits.get(self.name, 8)
 
     def _input(self, low: float, high: float) -> None:
         operator = self.nodes[self.name]

@@ -149,7 +149,7 @@ def test_a_graph_without_masks_is_cut_as_the_record_says(tmp_path: Path) -> None
     "config",
     [
         QUANT % ("arq_retrain", "true"),
-        QUANT % ("arq_retrain", "false"),
+        "fakequant_precision_mode: FORCE_FP16_QUANT" + QUANT % ("arq_retrain", "false"),
         QUANT % ("ulq_retrain", "true"),
         PATTERN % 1 + QUANT % ("ulq_retrain", "false"),
         CHANNELS + QUANT % ("ulq_retrain", "true"),
@@ -171,6 +171,8 @@ def test_quantised_graphs_simulate(tmp_path: Path, config: str) -> None:
         largest = np.abs(integers.astype(int)).max()
         assert largest == highest or ("ulq" in config and highest * 0.8 < largest < highest)
         factors = record.factors[f"{layer}/Conv2D"]
+        assert factors.wts_type == ("INT4" if "INT4" in config else "INT8")
+        assert factors.fakequant_precision_mode == ("FORCE_FP16_QUANT" if "FORCE" in config else None)
         assert len(factors.scale_w) == (integers.shape[-1] if "channel_wise: true" in config else 1)
         if "n_out_of_m" in config:
             assert check(integers, 2)
