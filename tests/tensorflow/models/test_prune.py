@@ -133,3 +133,15 @@ def test_nothing_to_prune_says_why():
     inputs = keras.Input((4,))
     with pytest.raises(NothingToPruneError, match="the caller sees these channels"):
         prune(keras.Model(inputs, keras.layers.Dense(3)(inputs)))
+
+
+def test_statistics_beside_a_loop_are_not_proved():
+    """The loop keeps the model from being masked as a graph; masked weights alone would give another norm."""
+    inputs = keras.Input((10, 4))
+    x = keras.layers.LayerNormalization()(keras.layers.Dense(8)(inputs))
+    x = keras.layers.LSTM(3)(keras.layers.Dense(6)(x))
+    model = keras.Model(inputs, keras.layers.Dense(2)(x))
+    smaller, plan = prune(model)
+    assert smaller.count_params() < model.count_params()
+    with pytest.raises(ModelError, match=r"cannot be verified: .* takes statistics across channels that go"):
+        verify(model, smaller, plan, np.zeros((2, 10, 4), "f"))

@@ -33,7 +33,7 @@ from openwork.tensorflow.models.tracing import (
     with_lengths,
 )
 from openwork.tensorflow.surgery import cuts_by_parameter
-from openwork.tensorflow.verification import difference, masked_weight, verify_graph
+from openwork.tensorflow.verification import difference, masked_weight, mixed_axes, verify_graph
 
 _LOG = logging.getLogger("openwork")
 
@@ -323,8 +323,20 @@ def _inside(traced: Traced, name: str) -> bool:
 
 
 def _verify_by_weights(model: keras.Model, pruned: keras.Model, plan: Plan, inputs: Any) -> float:
-    """As `verify`, on a copy of the model with masked weights: what runs inside a loop is out of a graph's reach."""
+    """As `verify`, on a copy of the model with masked weights: what runs inside a loop is out of a graph's reach.
+
+    Raises:
+        ModelError: statistics run across channels that go; masked weights alone do not show what they become.
+    """
     graph = analyze(model, inputs).graph
+    dead = graph.dead(plan)
+    for record in graph.trace.records:
+        mixed = set(mixed_axes(record))
+        if any(mixed & set(e.axes) and dead[e.labels].any() for e in (record.inputs[0].entries if mixed else ())):
+            raise ModelError(
+                f"model {model.name!r} cannot be verified: {record.name} {record.module} takes statistics across "
+                "channels that go, and a loop hides weights, so that the original cannot be masked"
+            )
     masked = copy_model(model)
     names = names_in_copy(model, masked)
     variables = {names[id(variable)]: variable for variable in masked.weights}
