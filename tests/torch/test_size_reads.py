@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import math
 import operator
 import pickle
@@ -68,14 +69,14 @@ class Reader(nn.Module):
 
 @pytest.mark.parametrize("name", CHANNELS)
 def test_a_read_of_channels_is_noticed(name) -> None:
-    assert analyze(Reader(CHANNELS[name]), torch.randn(2, 3, 8, 8)).trace.sizes_read
+    assert analyze(Reader(CHANNELS[name]), torch.randn(2, 3, 8, 8)).trace.lengths_read
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_reads_of_other_lengths_cost_nothing(name) -> None:
     model, x = Reader(OTHERS[name]), torch.randn(2, 3, 8, 8)
     analysis = analyze(model, x)
-    assert not analysis.trace.sizes_read
+    assert not analysis.trace.lengths_read
     pruned, plan = prune(model, x, ratio=0.5)
     assert verify(model, pruned, plan, x) < 1e-5
 
@@ -107,3 +108,33 @@ def test_a_watched_size_pickles_and_shows_as_a_size() -> None:
     assert watched.count(2) == 1
     with pytest.raises(IndexError):
         watched[2]
+
+
+class _Same(nn.Conv2d):
+    """A convolution with a forward of its own, as many libraries have for padding."""
+
+    def forward(self, x):
+        return F.conv2d(F.pad(x, (1, 1, 1, 1)), self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+
+
+class _Literal(nn.Conv2d):
+    def forward(self, x):
+        return F.conv2d(F.pad(x, (1, 1, 1, 1)), self.weight, self.bias, self.stride, 0, self.dilation, 8)
+
+
+@pytest.mark.parametrize(("kind", "kept"), [(_Same, 4), (_Literal, 8)])
+def test_groups_that_a_forward_reads_or_states(kind, kept, monkeypatch) -> None:
+    """Read from the attribute they follow the cut, which needs no other run; written in the code they hold."""
+    repair = importlib.import_module("openwork.torch.repair")
+    runs = []
+    real = repair.replay
+    monkeypatch.setattr(repair, "replay", lambda *args, **kwargs: runs.append(1) or real(*args, **kwargs))
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), kind(8, 8, 3, groups=8), nn.Conv2d(8, 6, 1), nn.ReLU(), nn.Conv2d(6, 4, 1)
+    ).eval()
+    x = torch.randn(2, 3, 8, 8)
+    pruned, plan = prune(model, x, ratio=0.5)
+    assert verify(model, pruned, plan, x) < 1e-5
+    assert pruned[1].groups == kept
+    assert type(model[1].groups) is type(pruned[1].groups) is int
+    assert bool(runs) == (kind is _Literal)

@@ -106,8 +106,9 @@ class Analysis:
             for group in chosen:
                 steps = max(1, round(group.most_steps * (0.35 + 0.06 * (group.index % 5)))) if group.most_steps else 0
                 removed[group.index] = lowest(group, np.zeros(group.units), steps)
-            found = self.plan(removed)
-            if found is None:
+            # Where no code sees or states a length that changes, there is nothing to try.
+            at_risk = Prediction(self.trace, self.settled.dead_labels(removed)).at_risk()
+            if at_risk and self.plan(removed) is None:
                 trial = 0
             elif trial == 2 or not self._memory:
                 self._checked = True  # without stated lengths, one trial tells all

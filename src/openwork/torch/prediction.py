@@ -92,7 +92,7 @@ class Prediction:
 
     def at_risk(self) -> bool:
         """Whether Python code may see or state a length that changes."""
-        if self.trace.sizes_read:
+        if any(self.dead[entry.labels].any() for entry in self.trace.lengths_read):
             return True
         return any(
             record.sizes is not None and not record.certain and self.of(place)[2] not in (None, record.sizes)

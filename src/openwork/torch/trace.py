@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from openwork.errors import ModelError
-from openwork.graph.labels import LabelMap, LabelStore
+from openwork.graph.labels import Entry, LabelMap, LabelStore
 from openwork.graph.operators import pointwise
 from openwork.torch.layers import states_sizes
 from openwork.torch.rules import Context, Cost, Rule, find_rule
@@ -79,7 +79,7 @@ class Trace:
 
     store: LabelStore
     records: list[Record]
-    sizes_read: bool
+    lengths_read: list[Entry]
     parameters: dict[str, LabelMap]
     mode: str
     results: ShapeResults | None = None
@@ -157,6 +157,11 @@ def _structure(value: Any, given: list[torch.Tensor], counter: list[int]) -> Any
 _VALUES = {"aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default", "aten.item.default"}
 
 
+class _Stated(int):
+    """The groups of a convolution with a forward of its own: arrives at the operator if the code reads the attribute,
+    which `certain_repairs` sets."""
+
+
 class Tracer(Watcher):
     """Labels every tensor of a forward pass."""
 
@@ -164,13 +169,16 @@ class Tracer(Watcher):
         super().__init__(meta)
         self.store = LabelStore()
         self.records: list[Record] = []
-        self.sizes_read = False
+        self.lengths_read: dict[int, Entry] = {}
         self.values_read = False
         self.parameters: dict[str, LabelMap] = {}
         self.modules: ModuleStack | None = None
         modules = all_modules(model)
         self._names = {id(tensor): name for name, tensor in all_tensors(model, modules=modules).items()}
         self._certain = {name for name, module in modules.items() if states_sizes(module)}
+        for name, module in modules.items():
+            if isinstance(module, nn.modules.conv._ConvNd) and name not in self._certain:
+                module.groups = _Stated(module.groups)
         self._maps: dict[int, tuple[LabelMap, int]] = {}
         self._refs: dict[int, Any] = {}
 
@@ -208,7 +216,7 @@ class Tracer(Watcher):
             self._remember(new, *known)
 
     def on_size_read(self, tensor: torch.Tensor, axis: int | None, value: Any) -> Any:
-        if self.sizes_read or not isinstance(tensor, torch.Tensor):
+        if not isinstance(tensor, torch.Tensor):
             return value
         labels = self.map_of(tensor)
         if not labels.entries:
@@ -220,8 +228,10 @@ class Tracer(Watcher):
         return value
 
     def _noted(self, labels: LabelMap, axis: int | None) -> None:
-        if axis is None or labels.entry(axis % max(1, len(labels.shape))) is not None:
-            self.sizes_read = True
+        entries = labels.entries if axis is None else (labels.entry(axis % max(1, len(labels.shape))),)
+        for entry in entries:
+            if entry is not None:
+                self.lengths_read[id(entry)] = entry
 
     def on_value_read(self, tensors: list[torch.Tensor]) -> None:
         """Hold the channels that the value was computed from: what Python does with it is not seen.
@@ -301,7 +311,7 @@ class Tracer(Watcher):
                 producers,
                 _structure(result, given, [0]),
                 [tensor.dtype for tensor in tensors],
-                bool(stack) and stack[-1] in self._certain,
+                bool(stack) and (stack[-1] in self._certain or type(call.arguments.get("groups")) is _Stated),
                 torch.Tag.pointwise in getattr(call.function, "tags", ()) and not any(result is t for t in given),
             )
         )
@@ -421,7 +431,7 @@ def _trace_once(model: nn.Module, inputs: Inputs, mode: str) -> Trace:
         return Trace(
             tracer.store,
             records,
-            tracer.sizes_read,
+            list(tracer.lengths_read.values()),
             tracer.parameters,
             mode,
             tracer.results,
