@@ -18,7 +18,7 @@ from rich.console import Console
 from openwork import importance as criteria
 from openwork.config import ALIGNMENT, AutoPruneConfig, ChannelSetting, LayerSetting, RetrainConfig
 from openwork.errors import ConfigError, NothingToPruneError, OpenworkError, nearest
-from openwork.files import write_text
+from openwork.files import check_writable, write_text
 from openwork.graph.groups import CostTerm, Frozen, IntArray, PruneGroup
 from openwork.graph.select import lowest, removable
 from openwork.importance import ArraySource
@@ -38,7 +38,7 @@ from openwork.search import (
 from openwork.search._records import GraphInfo, removed_units, shown_member, unit_scores
 from openwork.search.cost import CostModel
 
-__all__ = ["Found", "Subject", "find_sensitivity", "per_sample", "publish", "run_search", "set_up"]
+__all__ = ["Found", "Subject", "check_outputs", "find_sensitivity", "per_sample", "publish", "run_search", "set_up"]
 
 _LOG = logging.getLogger("openwork")
 _PROBE = ChannelSetting(0.5)
@@ -170,8 +170,8 @@ def run_search(
         scorer.get_sensitivity(records)
     problem = SearchProblem(
         tuple(
-            _search_group(group, unit_scores(record, group), settings, scorer)
-            for record, group in zip(records, space.searched, strict=True)
+            _search_group(group, unit_scores(record, group), settings, scorer, number)
+            for number, (record, group) in enumerate(zip(records, space.searched, strict=True))
         ),
         cost,
         tuple(units),
@@ -208,6 +208,19 @@ def run_search(
     )
     text = config_text(settings.override, space.layers, space.searched, chosen, settings.ascend_optimized)
     return Found(report, text, removed)
+
+
+def check_outputs(config: str | os.PathLike[str], output_cfg: str | os.PathLike[str]) -> None:
+    """Raise before the work if its results could not be written.
+
+    Raises:
+        ConfigError: the output is the search's own config.
+        FileError: the config or the report beside it cannot be written.
+    """
+    if os.path.realpath(output_cfg) == os.path.realpath(config):
+        raise ConfigError(f"output_cfg {output_cfg} is the search's own config; give another file")
+    check_writable(output_cfg, "output_cfg")
+    check_writable(Path(output_cfg).parent / "report.html", "report")
 
 
 def publish(found: Found, settings: AutoPruneConfig, output_cfg: str | os.PathLike[str], write: bool = True) -> None:
@@ -289,13 +302,22 @@ def _space(subject: Subject, settings: AutoPruneConfig) -> _Space:
 
 
 def _search_group(
-    group: PruneGroup, scores: np.ndarray, settings: AutoPruneConfig, scorer: SensitivityBase
+    group: PruneGroup, scores: np.ndarray, settings: AutoPruneConfig, scorer: SensitivityBase, number: int
 ) -> SearchGroup:
     widths = group_widths(group, ALIGNMENT if settings.ascend_optimized else 1, settings.max_prune_ratio)
     name = shown_member(group).module
-    order = getattr(scorer, "score_order", 1)  # a class that only has the two methods is welcome too
+    # A class that only has the two methods is welcome too.
+    rankings = getattr(scorer, "rankings", None)
     return SearchGroup(
-        group.index, name, scores, group.block_of, widths, source=group, steps=group.steps, score_order=order
+        group.index,
+        name,
+        scores,
+        group.block_of,
+        widths,
+        source=group,
+        steps=group.steps,
+        score_order=getattr(scorer, "score_order", 1),
+        ranks=None if rankings is None else rankings[number],
     )
 
 

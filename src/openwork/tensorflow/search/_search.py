@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from openwork.config import Cost, LayerSetting, RetrainConfig, load_auto_prune_config
 from openwork.errors import UnsupportedModelError
-from openwork.files import check_writable
 from openwork.retrain.progress import shown_progress, timed
-from openwork.retrain.search import Subject, find_sensitivity, per_sample, publish, run_search
+from openwork.retrain.search import Subject, check_outputs, find_sensitivity, per_sample, publish, run_search
 from openwork.search import SearchChannelBase, SensitivityBase, get_algorithm
 from openwork.search.cost import CostModel, from_terms
 from openwork.tensorflow.analysis import GraphAnalysis, analyze_graph
@@ -93,8 +91,7 @@ def auto_channel_prune_search(
         raise UnsupportedModelError(f"graph is a {type(graph).__name__}; a tf.Graph is needed")
     holder = session_for(graph, session)
     feeds = read_feeds(graph, input_data, settings.test_iteration)
-    check_writable(output_cfg, "output_cfg")
-    check_writable(Path(output_cfg).parent / "report.html", "report")
+    check_outputs(config, output_cfg)
     seconds: dict[str, float] = {}
     with timed(seconds, "analysis"):
         sizes = _open_sizes(graph, feeds[0])

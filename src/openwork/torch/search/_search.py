@@ -5,16 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from openwork.config import Cost, load_auto_prune_config
-from openwork.errors import ConfigError
-from openwork.files import check_writable
 from openwork.retrain.progress import shown_progress, timed
-from openwork.retrain.search import Subject, find_sensitivity, per_sample, publish, run_search
+from openwork.retrain.search import Subject, check_outputs, find_sensitivity, per_sample, publish, run_search
 from openwork.search import SearchChannelBase, SensitivityBase, get_algorithm
 from openwork.search.cost import CostModel, from_terms
 from openwork.torch.analysis import Analysis, analyze
@@ -95,12 +92,8 @@ def auto_channel_prune_search(
     """
     settings = load_auto_prune_config(config)
     scorer, algorithm = get_sensitivity(sensitivity), get_algorithm(search_alg)
-    report_path = Path(output_cfg).parent / "report.html"
-    if os.path.realpath(output_cfg) == os.path.realpath(config):
-        raise ConfigError(f"output_cfg {output_cfg} is the search's own config; give another file")
     if is_writer():
-        check_writable(output_cfg, "output_cfg")
-        check_writable(report_path, "report")
+        check_outputs(config, output_cfg)
     module = unwrap(model)
     input_data, first = _first_batch(input_data, settings.test_iteration)
     seconds: dict[str, float] = {}
