@@ -57,6 +57,15 @@ def test_scores_grow_and_are_squared_unit_by_unit():
     assert group.sensitivities.tolist() == [0, 6, 14]
 
 
+def test_ranks_say_which_units_go_and_scores_how_many():
+    scores = np.array([1.0, 2.0, 3.0, 4.0])
+    ranks = np.array([9.0, 1.0, 5.0, 7.0])
+    group = SearchGroup(0, "x", scores, np.zeros(4, int), permitted_widths(4), ranks=ranks)
+    assert group.losses.tolist() == [0, 1, 3, 6]
+    assert [group.removed(width).tolist() for width in group.widths] == [[], [1], [1, 2], [1, 2, 3]]
+    assert group.sensitivities.tolist() == [0, 2, 5, 9]  # of the units that really go
+
+
 def test_scores_below_zero_stay_a_gain():
     group = SearchGroup(0, "x", np.array([-2.0, 1.0, 3.0]), np.zeros(3, int), permitted_widths(3), power=2.0)
     assert group.losses.tolist() == [0, -4, -3]

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from openwork.errors import WeightsError
-from openwork.graph.groups import PruneGroup
+from openwork.graph.groups import Member, PruneGroup
 from openwork.importance import FloatArray
 from openwork.search import SensitivityBase, set_attribute
 from openwork.search._records import GraphInfo, shown_member, spread
 
-__all__ = ["GroupSensitivity", "refuse_silence"]
+__all__ = ["GroupSensitivity", "readers_of", "refuse_silence"]
 
 
 class GroupSensitivity(SensitivityBase):
@@ -42,6 +42,14 @@ class GroupSensitivity(SensitivityBase):
     @abc.abstractmethod
     def scores(self, groups: Sequence[PruneGroup]) -> list[FloatArray]:
         """What is lost with each unit: float64 [units] for each group."""
+
+
+def readers_of(group: PruneGroup) -> tuple[Member, ...]:
+    """The members that read the channels; where none does, those that make them.
+
+    The sum of weight * gradient over all of them is the slope of the loss by a gate on the channel.
+    """
+    return group.consumers or group.producers or group.members
 
 
 def refuse_silence(groups: Sequence[PruneGroup], totals: Sequence[FloatArray]) -> None:

@@ -9,6 +9,7 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from openwork.importance import FloatArray
 from openwork.search._problem import SearchProblem, Solution
 from openwork.search._records import GraphInfo, refresh_gains
 
@@ -21,9 +22,12 @@ class SensitivityBase(abc.ABC):
     Attributes:
         score_order: 1 when scores are sizes of slopes of the loss (|weight * gradient|) or of weights, 2 when they are
             losses or squares of slopes. The built-in algorithms square the former.
+        rankings: after `get_sensitivity`, None, or one array for each record: float64 [units of the group]. Then
+            scores say how many channels of a layer go, and the units with the lowest ranks are those that go.
     """
 
     score_order: int = 1
+    rankings: Sequence[FloatArray] | None = None
 
     @abc.abstractmethod
     def setup_initialization(

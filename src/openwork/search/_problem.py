@@ -83,10 +83,10 @@ class SearchGroup:
     Attributes:
         index: its place in the vector of kept units (and in ``analysis.groups``).
         name: the layer that stands for it in tables and files.
-        scores: float64 [units], what is lost with each unit; the lowest go first.
+        scores: float64 [units], what is lost with each unit; the lowest go first where there are no ranks.
         block_of: int64 [units]; see `openwork.graph.groups.PruneGroup`.
         steps: int64 [blocks], units that go from each block in one step; None: one from each.
-        score_order: see `openwork.search.SensitivityBase`.
+        score_order, ranks: see `openwork.search.SensitivityBase`; ranks None: the scores.
         widths: the numbers of units that may stay, descending, first all; see `permitted_widths`.
         evenness, power: see the module.
         source: the group of the analysis, when there is one.
@@ -105,6 +105,7 @@ class SearchGroup:
     steps: IntArray | None = None
     power: float = 1.0
     score_order: int = 1
+    ranks: FloatArray | None = None
 
     def __post_init__(self) -> None:
         bad = np.flatnonzero(~np.isfinite(self.scores))
@@ -127,8 +128,11 @@ class SearchGroup:
     @cached_property
     def order(self) -> IntArray:
         """int64 [steps, units per step]: row r holds the units that go in step r, the lowest of each block."""
+        return self._rows(self.scores if self.ranks is None else self.ranks)
+
+    def _rows(self, values: FloatArray) -> IntArray:
         # lexsort is stable, so ties go by lowest index.
-        ranked = np.lexsort((self.scores, self.block_of))
+        ranked = np.lexsort((values, self.block_of))
         sizes = np.bincount(self.block_of, minlength=len(self.per_step))
         rows = int((sizes // self.per_step).min())
         ends = np.cumsum(sizes)
@@ -141,9 +145,10 @@ class SearchGroup:
     @cached_property
     def losses(self) -> FloatArray:
         """float64 [widths]: what is lost at each permitted width, see the module; the first is 0."""
-        rows = len(self.order)
-        growth = (rows / (rows - np.arange(rows))) ** self.evenness
-        weighted = self.scores[self.order] * growth[:, None]
+        # How many go follows from the scores alone, in their own order.
+        lowest = self.scores[self._rows(self.scores)]
+        growth = (len(lowest) / (len(lowest) - np.arange(len(lowest)))) ** self.evenness
+        weighted = lowest * growth[:, None]
         # The sign stays: a score below 0, which a user's sensitivity may give, is a gain.
         return self._at_widths(np.sign(weighted) * np.abs(weighted) ** self.power)
 

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import openwork.torch
 from openwork import importance
 from openwork.errors import ConfigError, WeightsError
-from openwork.search import SensitivityBase, get_attribute, set_attribute
+from openwork.search import GreedySearch, SensitivityBase, get_attribute, set_attribute
 from openwork.torch.analysis import analyze
 from openwork.torch.search import (
     FisherMagnitudeSensitivity,
@@ -102,6 +103,45 @@ def test_taylor_against_the_criterion_on_arrays(piece):
             [importance.get("taylor").score(group, weights.get, sample.get) for sample in samples], axis=0
         )
         assert np.allclose(values, expected, rtol=1e-4)
+
+
+def test_taylor_ranks_by_the_gates_of_the_readers():
+    """Mean square, over samples, of the summed weight * gradient of what reads a unit."""
+    net, images, labels = small_net(1)
+    sensitivity = TaylorLossSensitivity(piece=1)
+    groups, _ = scores_of(sensitivity, net, [images, labels])
+    weights, samples = sample_gradients(net, images, labels)
+    assert len(sensitivity.rankings) == len(groups)
+    for group, ranks in zip(groups, sensitivity.rankings):
+        squares = np.zeros(group.units)
+        for sample in samples:
+            slopes = np.zeros(group.units)
+            for member in group.consumers:
+                product = weights[member.parameter] * sample[member.parameter]
+                length = product.shape[member.axis]
+                blocks = member.size // length
+                for position, unit in zip(member.positions, member.units):
+                    rows = np.split(product, blocks, axis=0)[position // length]
+                    slopes[unit] += rows.take(position % length, axis=member.axis).sum()
+            squares += slopes**2
+        assert np.allclose(ranks / ranks.max(), squares / squares.max(), rtol=1e-3, atol=1e-7)
+
+
+def test_the_ranks_choose_the_channels(tmp_path):
+    net, images, labels = small_net(1)
+    sensitivity, algorithm = TaylorLossSensitivity(), GreedySearch()
+    (tmp_path / "search.cfg").write_text("compress_ratio: 1.5\nascend_optimized: false\n")
+    openwork.torch.auto_channel_prune_search(
+        net, tmp_path / "search.cfg", [images, labels], tmp_path / "out.cfg", sensitivity, algorithm
+    )
+    solution = algorithm.solution
+    assert solution.removed
+    for group, ranks in zip(algorithm.solved.groups, sensitivity.rankings):
+        gone = solution.removed.get(group.index, np.zeros(0, int))
+        for block in range(group.block_of.max() + 1):
+            inside = np.flatnonzero(group.block_of == block)
+            lost, kept = np.intersect1d(inside, gone), np.setdiff1d(inside, gone)
+            assert not len(lost) or ranks[lost].max() <= ranks[kept].min()
 
 
 def test_taylor_is_averaged_over_batches():

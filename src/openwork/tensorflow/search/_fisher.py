@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from openwork.errors import WeightsError
-from openwork.graph.groups import Member, PruneGroup
+from openwork.graph.groups import PruneGroup
 from openwork.importance import FloatArray
-from openwork.importance._base import channel_sums, unit_sums
+from openwork.retrain.sensitivity import readers_of
 from openwork.tensorflow.feeds import Feed
 from openwork.tensorflow.search._graph import Gradients
 from openwork.tensorflow.search._sensitivity import DataSensitivity
@@ -39,7 +39,7 @@ class FisherSensitivity(DataSensitivity):
 
     def prepare(self, groups: Sequence[PruneGroup]) -> None:
         """See `DataSensitivity.prepare`."""
-        names = [member.parameter for group in groups for member in _voices(group)]
+        names = [member.parameter for group in groups for member in readers_of(group)]
         self._gradients: Gradients = self.search_graph.gradients(names)
 
     def piece_scores(self, groups: Sequence[PruneGroup], piece: Feed) -> list[FloatArray]:
@@ -48,17 +48,4 @@ class FisherSensitivity(DataSensitivity):
         for name, gradient in found.items():
             if not np.isfinite(gradient.sum()) and not np.isfinite(gradient).all():
                 raise WeightsError(f"gradient of {name} is NaN or infinite on input_data")
-        scores = []
-        for group in groups:
-            slopes = np.zeros(group.units)
-            for member in _voices(group):
-                if member.parameter in found:
-                    product = self.search_graph.weights(member.parameter) * found[member.parameter]
-                    slopes += unit_sums(member, channel_sums(member, product), group.units)
-            scores.append(np.abs(slopes) ** self.power)
-        return scores
-
-
-def _voices(group: PruneGroup) -> tuple[Member, ...]:
-    """The members that read the channels; where none does, those that make them."""
-    return group.consumers or group.producers or group.members
+        return [np.abs(self.search_graph.gate_slopes(group, found)) ** self.power for group in groups]

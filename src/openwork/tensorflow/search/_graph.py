@@ -11,6 +11,9 @@ import tensorflow as tf
 
 from openwork.errors import ConfigError
 from openwork.graph.groups import CostTerm, PruneGroup
+from openwork.importance import FloatArray
+from openwork.importance._base import channel_sums, unit_sums
+from openwork.retrain.sensitivity import readers_of
 from openwork.search._records import GROUP, GraphInfo, get_attribute
 from openwork.search.cost import BitOps
 from openwork.tensorflow.analysis import GraphAnalysis
@@ -45,6 +48,15 @@ class SearchGraph:
     def group_of(self, record: Any) -> PruneGroup:
         """The group that a search record stands for."""
         return self.groups[get_attribute(record.producer[0], GROUP)]
+
+    def gate_slopes(self, group: PruneGroup, found: Mapping[str, np.ndarray]) -> FloatArray:
+        """Slope of the loss by a gate where each unit is read, from gradients by parameter name: float64 [units]."""
+        slopes = np.zeros(group.units)
+        for member in readers_of(group):
+            if member.parameter in found:
+                product = self.weights(member.parameter) * found[member.parameter]
+                slopes += unit_sums(member, channel_sums(member, product), group.units)
+        return slopes
 
     def copy(self, outputs: Sequence[str]) -> InferenceCopy:
         """A copy in which these tensors can be computed without changing anything."""

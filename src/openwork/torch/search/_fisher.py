@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from openwork.errors import WeightsError
-from openwork.graph.groups import Member, PruneGroup
+from openwork.graph.groups import PruneGroup
 from openwork.importance import FloatArray
 from openwork.importance._base import unit_sums
+from openwork.retrain.sensitivity import readers_of
 from openwork.torch.search._batches import Batch
 from openwork.torch.search._gates import eval_mode, learning
 from openwork.torch.search._loss import compute_loss
@@ -74,7 +75,9 @@ class FisherSensitivity(DataSensitivity):
         """See `DataSensitivity.piece_scores`."""
         count = piece.samples
         readers = self._readers(groups)
-        others = [member.parameter for group in groups for member in _voices(group) if member.parameter not in readers]
+        others = [
+            member.parameter for group in groups for member in readers_of(group) if member.parameter not in readers
+        ]
         with eval_mode(self.model), learning(self.model) as parameters, _watch(readers.values()):
             loss = compute_loss(self.model, piece, self.loss_function) * count
             seen = [(reader, value) for reader in readers.values() for value in reader.inputs]
@@ -118,7 +121,7 @@ class FisherSensitivity(DataSensitivity):
         count: int,
     ) -> FloatArray:
         total = np.zeros((count, group.units))
-        for member in _voices(group):
+        for member in readers_of(group):
             if member.parameter in gates:
                 rows = gates[member.parameter][:, member.positions]
                 index = np.arange(count)[:, None] * group.units + member.units
@@ -131,11 +134,6 @@ class FisherSensitivity(DataSensitivity):
                 total += unit_sums(member, channels, group.units) / count**0.5
         scores: FloatArray = np.mean(np.abs(total) ** self.power, axis=0)
         return scores
-
-
-def _voices(group: PruneGroup) -> tuple[Member, ...]:
-    """The members that read the channels; where none does, those that make them."""
-    return group.consumers or group.producers or group.members
 
 
 @contextmanager

@@ -12,7 +12,9 @@ from torch import Tensor
 from openwork.graph.groups import Member, PruneGroup
 from openwork.importance import FloatArray
 from openwork.importance._base import unit_sums
-from openwork.torch.search._batches import Batch
+from openwork.retrain.sensitivity import readers_of
+from openwork.torch.search._batches import Batch, device_of
+from openwork.torch.search._distributed import sum_over_ranks
 from openwork.torch.search._gates import eval_mode, gradients, learning
 from openwork.torch.search._loss import compute_loss
 from openwork.torch.search._sensitivity import DataSensitivity
@@ -28,30 +30,47 @@ class TaylorLossSensitivity(DataSensitivity):
     Pruning" (2019). Gradients are those of one piece of a batch, in eval mode: in the gradient of a large batch
     the samples cancel each other, in a well-trained net to next to nothing, and what is left is noise.
 
+    The sum over members tells layers apart, single channels less so: it counts a channel once for its filter and
+    again for the norm's weight and bias. So which channels of a layer go, `rankings`, is the mean square of the slope
+    by a gate where the channel is read, from the same gradients.
+
     Args:
         piece: samples in a piece; None: each batch is cut into 32.
     """
 
     pieces_per_batch: ClassVar[int] = 32
 
+    def scores(self, groups: Sequence[PruneGroup]) -> list[FloatArray]:
+        """See `DataSensitivity.scores`; sets `rankings`."""
+        self._squares = [np.zeros(group.units) for group in groups]
+        scores = super().scores(groups)
+        self.rankings = sum_over_ranks(self._squares, device_of(self.model))
+        return scores
+
     def piece_scores(self, groups: Sequence[PruneGroup], piece: Batch) -> list[FloatArray]:
         """See `DataSensitivity.piece_scores`."""
         wanted = [member.parameter for group in groups for member in group.members]
         with eval_mode(self.model), learning(self.model) as parameters:
             found = gradients(compute_loss(self.model, piece, self.loss_function), parameters, wanted)
-        readers: dict[str, list[tuple[int, Member]]] = {}
+        uses: dict[str, list[tuple[int, Member, bool]]] = {}
         for number, group in enumerate(groups):
+            reading = {id(member) for member in readers_of(group)}
             for member in group.members:
-                readers.setdefault(member.parameter, []).append((number, member))
+                uses.setdefault(member.parameter, []).append((number, member, id(member) in reading))
         scores = [np.zeros(group.units) for group in groups]
+        slopes = [np.zeros(group.units) for group in groups]
         with torch.no_grad():
             # One product at a time, in memory that is used again: new memory for all of them costs more than the sums.
             scratch = Scratch()
             for name, gradient in found.items():
                 product = scratch.product(parameters[name].detach(), gradient)
-                for number, member in readers[name]:
-                    channels = channel_sums(member, product)
-                    scores[number] += np.abs(unit_sums(member, channels, groups[number].units))
+                for number, member, reads in uses[name]:
+                    sums = unit_sums(member, channel_sums(member, product), groups[number].units)
+                    scores[number] += np.abs(sums)
+                    if reads:
+                        slopes[number] += sums
+        for squares, slope in zip(self._squares, slopes, strict=True):
+            squares += slope**2
         return scores
 
 
