@@ -77,3 +77,38 @@ def test_not_a_graph(tmp_path):
     with pytest.raises(ConversionError, match="cannot be converted from TensorFlow"):
         inspect(str(path), framework=3)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def _frozen(path, function, shape):
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, shape, name="input")
+        tf.identity(function(x), name="output")
+    path.write_bytes(graph.as_graph_def().SerializeToString())
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (tf.math.lgamma, "Lgamma"),
+        (lambda x: tf.quantization.fake_quant_with_min_max_vars_per_channel(x, [-1.0] * 12, [1.0] * 12), "FakeQuant"),
+    ],
+)
+def test_operators_without_a_form_in_onnx_are_named(tmp_path, function, words):
+    weight = keep_two_of_four(np.random.default_rng(0).standard_normal((16, 12)).astype(np.float32), 0)
+    _frozen(tmp_path / "frozen.pb", lambda x: function(tf.matmul(x, tf.constant(weight))), [None, 16])
+    with pytest.raises(ConversionError, match=words) as caught:
+        convert(Options(str(tmp_path / "frozen.pb"), str(tmp_path / "out"), framework=3, sparsity=1))
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["frozen.pb"]
+
+
+def test_the_complementary_error_function_is_mapped(tmp_path):
+    data = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
+    graph = _frozen(tmp_path / "frozen.pb", lambda x: 0.5 * x * tf.math.erfc(-x * 0.7071), [None, 16])
+    with tf.compat.v1.Session(graph=graph) as running:
+        expected = running.run("output:0", {"input:0": data})
+    convert(Options(str(tmp_path / "frozen.pb"), str(tmp_path / "out"), framework=3, sparsity=0))
+    found = session(tmp_path / "out.onnx")
+    np.testing.assert_allclose(found.run(None, {found.get_inputs()[0].name: data})[0], expected, atol=1e-5)

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from openwork.convert._integers import integer_weights, restore_integers
+from openwork.convert._operators import add_operators, refuse_foreign
 from openwork.convert.shapes import parse_input_shape
 from openwork.errors import ConfigError, OpenworkError, nearest
 
@@ -76,10 +77,12 @@ def _refuse_unknown(option: str, names: list[str], known: list[str]) -> None:
 def main(arguments: list[str]) -> None:
     """Convert; any error ends the program with its message on the last line of stderr."""
     path, output, opset, shapes, out_nodes = arguments
+    add_operators()
     if os.path.isdir(path):
         _saved_model(path, output, int(opset))
     else:
         _frozen(path, output, int(opset), parse_input_shape(shapes) if shapes else {}, out_nodes)
+    refuse_foreign(output)
 
 
 if __name__ == "__main__":
