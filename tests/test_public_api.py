@@ -59,8 +59,8 @@ OFFERED = {
     },
     "openwork.torch": {"Analysis", "PrunePlan", *NATIVE, *AMCT},
     "openwork.tensorflow": {
-        "GraphAnalysis", "KerasAnalysis", "analyze", "analyze_graph", "prune", "prune_graph", "prune_saved_model",
-        "verify", "verify_graph", *AMCT_TENSORFLOW,
+        "GraphAnalysis", "KerasAnalysis", "PrunePlan", "analyze", "analyze_graph", "prune", "prune_graph",
+        "prune_saved_model", "verify", "verify_graph", *AMCT_TENSORFLOW,
     },
     "openwork.importance": {"Importance", "get", "names"},
     "openwork.config": {"RetrainConfig", "kept_channels", "load_retrain_config", "save_retrain_config"},

@@ -8,7 +8,7 @@ from openwork.retrain.logs import set_logging_level
 from openwork.tensorflow.analysis import GraphAnalysis, analyze_graph
 from openwork.tensorflow.compressed import create_compressed_retrain_model, save_compressed_retrain_model
 from openwork.tensorflow.create import create_prune_retrain_model
-from openwork.tensorflow.models import KerasAnalysis, analyze, prune, verify
+from openwork.tensorflow.models import KerasAnalysis, PrunePlan, analyze, prune, verify
 from openwork.tensorflow.pruning import prune_graph
 from openwork.tensorflow.save import save_prune_retrain_model
 from openwork.tensorflow.saved_model import prune_saved_model
@@ -18,6 +18,7 @@ from openwork.tensorflow.verification import verify_graph
 __all__ = [
     "GraphAnalysis",
     "KerasAnalysis",
+    "PrunePlan",
     "analyze",
     "analyze_graph",
     "auto_channel_prune_search",

@@ -18,7 +18,7 @@ from openwork.errors import (  # noqa: E402
     UnsupportedModelError,
 )
 from openwork.graph.plan import Plan  # noqa: E402
-from openwork.tensorflow.models import analyze, prune, verify  # noqa: E402
+from openwork.tensorflow.models import PrunePlan, analyze, prune, verify  # noqa: E402
 
 
 @pytest.mark.parametrize("name", sorted(NETS))
@@ -91,6 +91,64 @@ def test_a_plan_is_stored_and_read(tmp_path):
     smaller, plan = prune(model)
     plan.save(tmp_path / "plan.json")
     assert verify(model, smaller, Plan.load(tmp_path / "plan.json"), inputs) <= 1e-4
+
+
+@pytest.mark.parametrize("name", sorted(NETS))
+def test_a_stored_plan_makes_the_same_model_without_choosing(name, tmp_path):
+    net = NETS[name]
+    model, inputs = net.model(), net.example()
+    before = model.get_weights()
+    smaller, plan = prune(model, None if net.symbolic else inputs)
+    assert type(plan) is PrunePlan
+    plan.save(tmp_path / "plan.json")
+    again = PrunePlan.load(tmp_path / "plan.json").apply(model)
+    for kept, value in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(kept, value)
+    for first, second in zip(smaller.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(first, second)
+    keras.tree.map_structure(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), again(inputs), smaller(inputs))
+
+
+class Named(keras.Model):
+    def __init__(self, width=8):
+        super().__init__()
+        self.width = width
+        self.stem, self.head = keras.layers.Conv2D(width, 3, name="stem"), keras.layers.Dense(4, name="head")
+
+    def call(self, x):
+        return self.head(keras.ops.reshape(keras.ops.relu(self.stem(x)), (-1, 36 * self.width)))
+
+
+def test_a_subclassed_model_comes_back_from_its_plan_and_weights(tmp_path):
+    inputs = NETS["subclassed"].example()
+    model, fresh = Named(), Named()
+    model(inputs)
+    fresh(inputs)
+    assert model.name != fresh.name  # Keras numbers models of one class
+    smaller, plan = prune(model, inputs)
+    assert "width" in {repair.attribute for repair in plan.repairs}
+    smaller.set_weights([value + 0.01 for value in smaller.get_weights()])  # as if retrained
+    smaller.save_weights(tmp_path / "small.weights.h5")
+    plan.save(tmp_path / "plan.json")
+    loaded = PrunePlan.load(tmp_path / "plan.json").apply(fresh)
+    loaded.load_weights(tmp_path / "small.weights.h5")
+    np.testing.assert_allclose(loaded(inputs), smaller(inputs), 1e-6, 1e-6)
+
+
+def test_a_plan_does_not_apply_to_another_model_nor_twice():
+    smaller, plan = prune(NETS["chain"].model())
+    with pytest.raises(RecordError, match=r"it is of another graph, or already cut"):
+        plan.apply(smaller)
+    with pytest.raises(RecordError, match="of the plan is not in the graph"):
+        plan.apply(NETS["squeeze_and_excite"].model())
+    net = NETS["stating_its_width"]
+    model = net.model()
+    _, plan = prune(model, net.example())
+    model.width = 5
+    with pytest.raises(RecordError, match=r"width is 5; the plan needs 8 \(it is of another model\)"):
+        plan.apply(model)
+    with pytest.raises(UnsupportedModelError, match="model is a int"):
+        plan.apply(3)
 
 
 def test_wrong_plans_do_not_pass():

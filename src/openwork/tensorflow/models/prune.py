@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,15 +16,15 @@ from openwork.graph.labels import RIGID
 from openwork.graph.plan import Plan, Repair
 from openwork.retrain.ratio import check_share, lies_in, named_units, nothing_goes, units_by_ratio
 from openwork.tensorflow.analysis import GraphAnalysis, analyze_graph
-from openwork.tensorflow.graphs import BATCH, first_line
+from openwork.tensorflow.graphs import BATCH
 from openwork.tensorflow.models.copying import copy_model, is_functional
+from openwork.tensorflow.models.plans import PrunePlan, rebuilt
 from openwork.tensorflow.models.shrinking import candidates, first_difference, set_attribute, shrink, state_reshapes
 from openwork.tensorflow.models.tracing import (
     Traced,
     check_model,
     feeds_of,
     frozen_graph,
-    input_shapes,
     names_in_copy,
     signature_of,
     trace_model,
@@ -34,8 +33,6 @@ from openwork.tensorflow.models.tracing import (
 )
 from openwork.tensorflow.surgery import cuts_by_parameter
 from openwork.tensorflow.verification import difference, masked_weight, mixed_axes, verify_graph
-
-_LOG = logging.getLogger("openwork")
 
 __all__ = ["KerasAnalysis", "analyze", "prune", "verify"]
 
@@ -157,7 +154,7 @@ def prune(
     skip: Collection[str] = (),
     groups: Mapping[int, IntArray] | None = None,
     analysis: KerasAnalysis | None = None,
-) -> tuple[keras.Model, Plan]:
+) -> tuple[keras.Model, PrunePlan]:
     """Prune every group of channels that a weight produces.
 
     Args:
@@ -215,7 +212,7 @@ def prune(
             raise ConfigError("groups: the model's code does not allow this choice; see analyze(...).frozen")
 
 
-def _smaller(analysis: KerasAnalysis, plan: Plan) -> tuple[keras.Model, Plan] | None:
+def _smaller(analysis: KerasAnalysis, plan: Plan) -> tuple[keras.Model, PrunePlan] | None:
     """The smaller model and the plan with its repairs; None if more had to be frozen."""
     model, graph = analysis.model, analysis.graph
     dead = graph.dead(plan)
@@ -239,8 +236,8 @@ def _smaller(analysis: KerasAnalysis, plan: Plan) -> tuple[keras.Model, Plan] | 
         set_attribute(twin, repair)
         repairs.append(repair)
     if is_functional(twin):
-        twin = _rebuilt(twin, analysis.signature)
-    return twin, Plan(plan.groups, tuple(_merged(repairs)))
+        twin = rebuilt(twin, analysis.signature)
+    return twin, PrunePlan(plan.groups, tuple(_merged(repairs)))
 
 
 def _hold(analysis: KerasAnalysis, operator: str, text: str, dead: np.ndarray) -> None:
@@ -255,26 +252,6 @@ def _hold(analysis: KerasAnalysis, operator: str, text: str, dead: np.ndarray) -
         ):
             return
     raise ModelError(f"the smaller model would not run: {operator}: {text}")
-
-
-def _rebuilt(twin: keras.Model, signature: Any) -> keras.Model:
-    """The same model made from its configurations, so that symbolic shapes are right too."""
-    for layer, shapes in input_shapes(twin, signature):
-        entries = [inner for inner in layer._layers if isinstance(inner, keras.layers.InputLayer)]
-        for entry, shape in zip(entries, shapes, strict=False):
-            stated = zip(entry._batch_shape, shape, strict=True)
-            entry._batch_shape = tuple(old if old is None else new for old, new in stated)
-    try:
-        result = keras.models.clone_model(twin)
-        result.set_weights(twin.get_weights())
-    except Exception as error:
-        _LOG.warning(
-            "the smaller %s runs, but Keras cannot make it from configurations; .keras files of it will not load: %s",
-            twin.name,
-            first_line(error),
-        )
-        return twin
-    return result
 
 
 def _merged(repairs: list[Repair]) -> list[Repair]:

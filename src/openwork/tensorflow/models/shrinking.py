@@ -22,7 +22,16 @@ from openwork.tensorflow.models.copying import is_functional, set_value
 from openwork.tensorflow.models.tracing import Traced
 from openwork.tensorflow.surgery import cut_array
 
-__all__ = ["Difference", "candidates", "first_difference", "layers_of", "set_attribute", "shrink", "state_reshapes"]
+__all__ = [
+    "Difference",
+    "candidates",
+    "first_difference",
+    "layers_of",
+    "listed",
+    "set_attribute",
+    "shrink",
+    "state_reshapes",
+]
 
 
 # The layers of Keras itself that state nothing but what is set below.
@@ -75,7 +84,7 @@ def _stated_attention(path: str, layer: Any) -> list[Repair]:
     repairs = []
     new = [int(size) for size in output.shape[2:]]
     if new != list(layer._output_shape or [int(query.shape[0])]):  # unless stated, that of the query
-        repairs.append(Repair(path, "_output_shape", _listed(layer._output_shape), new))
+        repairs.append(Repair(path, "_output_shape", listed(layer._output_shape), new))
         layer._output_shape = tuple(new)
     for attribute, axis in (("_num_heads", -2), ("_value_dim", -1)):
         old, size = getattr(layer, attribute), int(value.shape[axis])
@@ -92,7 +101,7 @@ def _stated(path: str, layer: Any, before: Mapping[int, tuple[int, ...]]) -> lis
     def state(attribute: str, new: Any) -> None:
         old = getattr(layer, attribute)
         if old != new:
-            repairs.append(Repair(path, attribute, _listed(old), _listed(new)))
+            repairs.append(Repair(path, attribute, listed(old), listed(new)))
             setattr(layer, attribute, new)
 
     kernel: Any = getattr(layer, "_kernel", getattr(layer, "kernel", None))
@@ -162,8 +171,9 @@ def _state_einsum(layer: Any, before: Mapping[int, tuple[int, ...]], state: Any)
         state("partial_output_shape", tuple(stated))
 
 
-def _listed(value: Any) -> Any:
-    return [_listed(item) for item in value] if isinstance(value, (list, tuple)) else value
+def listed(value: Any) -> Any:
+    """Tuples as lists, as a plan file holds them."""
+    return [listed(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def set_attribute(model: keras.Model, repair: Repair) -> None:
@@ -193,7 +203,7 @@ def state_reshapes(model: keras.Model, analysis: GraphAnalysis, dead: np.ndarray
         shape = record.new_shape(0, dead)[1:]
         target = tuple(-1 if old == -1 else new for old, new in zip(layer.target_shape, shape, strict=False))
         if len(shape) == len(layer.target_shape) and target != tuple(layer.target_shape):
-            repairs.append(Repair(path, "target_shape", _listed(layer.target_shape), _listed(target)))
+            repairs.append(Repair(path, "target_shape", listed(layer.target_shape), listed(target)))
             layer.target_shape = target
     return repairs
 
@@ -266,7 +276,7 @@ def candidates(model: keras.Model, difference: Difference) -> list[Repair]:
             for old, new in difference.changes:
                 changed = _exchanged(value, old, new)
                 if changed is not None:
-                    found.append(Repair(path, name, _listed(value), _listed(changed)))
+                    found.append(Repair(path, name, listed(value), listed(changed)))
         if found:
             break
     return found
