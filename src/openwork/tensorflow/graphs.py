@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,15 +37,20 @@ BATCH = 1009
 # Stand for other unknown lengths, axis by axis: distinct, and divisible by the strides of usual networks.
 _SPACE = (352, 416, 544, 608)
 _HEADLINE = "Graph execution error:"  # TensorFlow says what is wrong in the lines below it
+_CALLING = re.compile(r"Exception encountered when calling (.+?)\.?$")  # so does Keras
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _LIMIT = 1 << 31  # protobuf's own limit of one message
 
 VARIABLES = {"VariableV2", "Variable", "VarHandleOp", "AutoReloadVariable"}
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and line.strip() != _HEADLINE]
-    return (lines[0] if lines else type(error).__name__)[:300]
+    """The first line of an error's text that says something, after the layer at work where Keras names it."""
+    lines = [line for line in (_STYLE.sub("", line).strip() for line in str(error).splitlines()) if line]
+    lines = [line for line in lines if line != _HEADLINE]
+    calling = _CALLING.match(lines[0]) if len(lines) > 1 else None
+    text = f"{calling[1]}: {lines[1]}" if calling else lines[0] if lines else type(error).__name__
+    return text[:300]
 
 
 def node_name(tensor: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -133,6 +135,58 @@ def test_a_subclassed_model_comes_back_from_its_plan_and_weights(tmp_path):
     loaded = PrunePlan.load(tmp_path / "plan.json").apply(fresh)
     loaded.load_weights(tmp_path / "small.weights.h5")
     np.testing.assert_allclose(loaded(inputs), smaller(inputs), 1e-6, 1e-6)
+
+
+class Described(Named):
+    def get_config(self):
+        return {"width": self.width}
+
+
+def test_a_model_that_its_config_cannot_make_is_warned_of(tmp_path, caplog):
+    inputs = NETS["subclassed"].example()
+    for kind, warned in ((Named, True), (Described, False)):
+        caplog.clear()
+        model = kind()
+        model(inputs)
+        smaller, _ = prune(model, inputs)
+        assert ("a .keras file of it will not load" in caplog.text) is warned
+        path = tmp_path / f"{kind.__name__}.keras"
+        smaller.save(path)
+        if warned:
+            with pytest.raises(Exception, match=r"could not be loaded|[Ss]hape"):
+                keras.models.load_model(path, custom_objects={kind.__name__: kind})
+        else:
+            loaded = keras.models.load_model(path, custom_objects={kind.__name__: kind})
+            np.testing.assert_allclose(loaded(inputs), smaller(inputs), 1e-6, 1e-6)
+    caplog.clear()
+    prune(NETS["chain"].model())
+    assert not caplog.records
+
+
+def test_layers_that_the_code_ties_are_named_with_the_reason(caplog):
+    net = NETS["written_in_the_code"]
+    model, inputs = net.model(), net.example()
+    analysis = analyze(model, inputs)
+    index = next(g.index for g in analysis.groups if any("first" in m.module for m in g.producers))
+    with pytest.raises(
+        ConfigError, match=r"^groups: the model's code does not allow this choice: .*: Written.call\(\): Dimension size"
+    ) as raised:
+        prune(model, inputs, groups={index: np.array([1])})
+    assert "\n" not in str(raised.value)
+    assert "Exception encountered" not in str(raised.value)
+    prune(model, inputs, ratio=0.5, analysis=analysis)
+    (line,) = [r.getMessage() for r in caplog.records if "stay" in r.getMessage()]
+    assert re.search("^all channels of .*first stay: a size is written in the code", line)
+    assert any("written in the code" in item.reason for item in analysis.frozen)
+
+
+def test_an_error_of_the_models_code_says_its_reason():
+    class Failing(keras.Model):
+        def call(self, x):
+            raise RuntimeError("the valve is shut")
+
+    with pytest.raises(ModelError, match=r"cannot be run: Failing\.call\(\): the valve is shut$"):
+        analyze(Failing(), np.zeros((2, 3), "f"))
 
 
 def test_a_plan_does_not_apply_to_another_model_nor_twice():

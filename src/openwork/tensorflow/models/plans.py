@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from dataclasses import replace
@@ -19,7 +20,7 @@ from openwork.tensorflow.surgery import cuts_by_parameter
 
 _LOG = logging.getLogger("openwork")
 
-__all__ = ["PrunePlan", "rebuilt"]
+__all__ = ["PrunePlan", "rebuilt", "warn_of_config"]
 
 
 class PrunePlan(Plan):
@@ -120,3 +121,25 @@ def rebuilt(twin: keras.Model, signature: Any) -> keras.Model:
         )
         return twin
     return result
+
+
+def warn_of_config(model: keras.Model, smaller: keras.Model) -> None:
+    """Say if Keras would make the smaller model as large as the original: its configuration is the same.
+
+    A functional model is made from the configurations of its layers; any other by its own code.
+    """
+    if is_functional(smaller) or _described(smaller) != _described(model):
+        return
+    _LOG.warning(
+        "the configuration of the smaller %s does not hold its new sizes, so a .keras file of it will not load: save "
+        "the plan and the weights, and load the weights into PrunePlan.load(...).apply(...) of the model built anew",
+        model.name,
+    )
+
+
+def _described(model: keras.Model) -> str:
+    """The model's configuration as text; empty if it has none."""
+    try:
+        return json.dumps(keras.saving.serialize_keras_object(model)["config"], sort_keys=True)
+    except Exception:  # whatever the model's own get_config raises
+        return ""

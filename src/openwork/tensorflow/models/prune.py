@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from openwork.retrain.ratio import check_share, lies_in, named_units, nothing_go
 from openwork.tensorflow.analysis import GraphAnalysis, analyze_graph
 from openwork.tensorflow.graphs import BATCH
 from openwork.tensorflow.models.copying import copy_model, is_functional
-from openwork.tensorflow.models.plans import PrunePlan, rebuilt
+from openwork.tensorflow.models.plans import PrunePlan, rebuilt, warn_of_config
 from openwork.tensorflow.models.shrinking import candidates, first_difference, set_attribute, shrink, state_reshapes
 from openwork.tensorflow.models.tracing import (
     Traced,
@@ -33,6 +34,8 @@ from openwork.tensorflow.models.tracing import (
 )
 from openwork.tensorflow.surgery import cuts_by_parameter
 from openwork.tensorflow.verification import difference, masked_weight, mixed_axes, verify_graph
+
+_LOG = logging.getLogger("openwork")
 
 __all__ = ["KerasAnalysis", "analyze", "prune", "verify"]
 
@@ -204,16 +207,27 @@ def prune(
             )
             if not chosen:
                 raise NothingToPruneError(nothing_goes(model.name, analysis.groups, analysis.frozen))
-        plan = Plan(analysis.graph.plan(chosen))
-        made = _smaller(analysis, plan)
-        if made is not None:
+        asked = [group for group in analysis.groups if group.index in chosen]
+        made = _smaller(analysis, Plan(analysis.graph.plan(chosen)))
+        if not isinstance(made, str):
+            warn_of_config(model, made[0])
             return made
         if groups is not None:
-            raise ConfigError("groups: the model's code does not allow this choice; see analyze(...).frozen")
+            raise ConfigError(f"groups: the model's code does not allow this choice: {made}")
+        _tell_kept(asked, analysis.groups, made)
 
 
-def _smaller(analysis: KerasAnalysis, plan: Plan) -> tuple[keras.Model, PrunePlan] | None:
-    """The smaller model and the plan with its repairs; None if more had to be frozen."""
+def _tell_kept(asked: Sequence[PruneGroup], left: Sequence[PruneGroup], why: str) -> None:
+    """Say which layers lose nothing after all, where a group turned out to be tied by the model's code."""
+    still = {member.module for group in left for member in group.producers}
+    whole = [m.module for group in asked for m in group.producers if m.module not in still]
+    _LOG.warning(
+        "%s: %s", f"all channels of {', '.join(dict.fromkeys(whole))} stay" if whole else "fewer channels go", why
+    )
+
+
+def _smaller(analysis: KerasAnalysis, plan: Plan) -> tuple[keras.Model, PrunePlan] | str:
+    """The smaller model and the plan with its repairs; or why more had to be frozen."""
     model, graph = analysis.model, analysis.graph
     dead = graph.dead(plan)
     cuts = cuts_by_parameter(plan, {name: source.shape for name, source in graph.sources.items()})
@@ -230,8 +244,7 @@ def _smaller(analysis: KerasAnalysis, plan: Plan) -> tuple[keras.Model, PrunePla
             None,
         )
         if repair is None:
-            _hold(analysis, found.operator, found.text, dead)
-            return None
+            return _hold(analysis, found.operator, found.text, dead)
         tried.add((repair.module, repair.attribute, repr(repair.new)))
         set_attribute(twin, repair)
         repairs.append(repair)
@@ -240,17 +253,16 @@ def _smaller(analysis: KerasAnalysis, plan: Plan) -> tuple[keras.Model, PrunePla
     return twin, PrunePlan(plan.groups, tuple(_merged(repairs)))
 
 
-def _hold(analysis: KerasAnalysis, operator: str, text: str, dead: np.ndarray) -> None:
-    """Freeze what runs through an operator that cannot follow, or through the ones before it."""
+def _hold(analysis: KerasAnalysis, operator: str, text: str, dead: np.ndarray) -> str:
+    """Freeze what runs through an operator that cannot follow, or through the ones before it; says why."""
     records = {record.module: record for record in analysis.graph.trace.records}
     order = analysis.traced.order
     scope = operator.rpartition("/")[0] or "the model itself"
+    why = f"a size is written in the code ({scope}: {text})"
     for name in reversed(order[: order.index(operator) + 1]):
         record = records.get(name)
-        if record is not None and analysis.graph.freeze(
-            [*record.inputs, *record.outputs], dead, f"a size is written in the code ({scope}: {text})"
-        ):
-            return
+        if record is not None and analysis.graph.freeze([*record.inputs, *record.outputs], dead, why):
+            return why
     raise ModelError(f"the smaller model would not run: {operator}: {text}")
 
 
