@@ -51,6 +51,7 @@ def compare(name: str, target: float, size: int, runs: int) -> dict[str, Any]:
     import openwork.torch as ow
     from nets.zoo import find
     from openwork.search import SearchGroup, SearchProblem, group_widths, solve_greedy
+    from openwork.search._algorithms import CURVES
     from openwork.search.cost import from_terms
     from openwork.torch.retrain.export import export_onnx
     from openwork.torch.search import LatencyMeter, TaylorLossSensitivity, latency_cost
@@ -69,8 +70,9 @@ def compare(name: str, target: float, size: int, runs: int) -> dict[str, Any]:
     sensitivity = TaylorLossSensitivity()
     sensitivity.setup_initialization((SearchGraph(model, groups), {}), [images, labels], 1)
     scores = sensitivity.scores(groups)
+    power, evenness = CURVES[sensitivity.score_order]
     searched = tuple(
-        SearchGroup(g.index, "", s, g.block_of, group_widths(g), 1.0, g, g.steps)
+        SearchGroup(g.index, "", s, g.block_of, group_widths(g), evenness, g, g.steps, power, sensitivity.score_order)
         for g, s in zip(groups, scores, strict=True)
     )
     full = tuple(group.units for group in groups)
