@@ -60,9 +60,15 @@ class UnsupportedModelError(OpenworkError, TypeError):
 
 
 def nearest(name: str, allowed: Iterable[str], count: int = 3) -> str:
-    """Words for the end of a message: the allowed names closest to `name`, else the first few."""
+    """Words for the end of a message: the allowed names closest to `name`, else the first few.
+
+    Close are names below `name` where that is a scope, names spelled alike, and names in the same scope, in this order.
+    """
     names = sorted(set(allowed))
-    close = difflib.get_close_matches(name, names, n=count, cutoff=0.6)
+    close = [known for known in names if known.startswith((f"{name}/", f"{name}."))][:count]
+    close = close or difflib.get_close_matches(name, names, n=count, cutoff=0.6)
+    scope = name.rpartition("/")[0]
+    close = close or [known for known in names if scope and known.startswith(f"{scope}/")][:count]
     if close:
         return "did you mean " + " or ".join(repr(candidate) for candidate in close) + "?"
     shown = ", ".join(repr(candidate) for candidate in names[:count])

@@ -66,6 +66,7 @@ def resolve(
     quantizable: Collection[str] = (),
     prunable_on_request: Collection[str] = (),
     known_types: Iterable[str] = (),
+    suggested: Collection[str] = (),
 ) -> dict[str, LayerSetting]:
     """Settle what is done with each layer.
 
@@ -77,6 +78,7 @@ def resolve(
         quantizable: names of the layers that can be quantised.
         prunable_on_request: further layers whose channels go only when an override asks for it.
         known_types: types that may be named though no layer has them, e.g. `PYTORCH_TYPES`.
+        suggested: names that a message offers in place of a wrong one; empty: those of `layers`.
 
     Returns:
         The setting of every layer, in the order of `layers`. That nothing at all is pruned is for the caller
@@ -91,7 +93,7 @@ def resolve(
         NofMSetting: set(maskable),
         QuantSetting: set(quantizable),
     }
-    _check_names(config, layers, set(known_types))
+    _check_names(config, layers, set(known_types), suggested or layers)
     _check_abilities(config, layers, capable, set(known_types))
     by_name = {override.name: override for override in config.override_layer_configs}
     by_type = {override.name: override for override in config.override_layer_types}
@@ -177,13 +179,16 @@ def _named(config: RetrainConfig) -> Iterator[tuple[str, str, bool]]:
     yield from (("override_layer_types", override.name, True) for override in config.override_layer_types)
 
 
-def _check_names(config: RetrainConfig, layers: Mapping[str, str], known_types: set[str]) -> None:
+def _check_names(
+    config: RetrainConfig, layers: Mapping[str, str], known_types: set[str], suggested: Collection[str]
+) -> None:
     types = known_types | set(layers.values())
     for field, name, is_type in _named(config):
         allowed: Collection[str] = types if is_type else layers
         if name not in allowed:
             what = "layer type" if is_type else "layer"
-            raise ConfigError(f"{config.source}: {field}: the model has no {what} {name!r}; {nearest(name, allowed)}")
+            close = nearest(name, types if is_type else suggested)
+            raise ConfigError(f"{config.source}: {field}: the model has no {what} {name!r}; {close}")
 
 
 def _check_abilities(

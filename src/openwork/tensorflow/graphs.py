@@ -39,6 +39,8 @@ _SPACE = (352, 416, 544, 608)
 _HEADLINE = "Graph execution error:"  # TensorFlow says what is wrong in the lines below it
 _CALLING = re.compile(r"Exception encountered when calling (.+?)\.?$")  # so does Keras
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
+_GRADIENTS = re.compile(r"gradients(_\d+)?")  # the scope that tf.gradients opens
+_UPDATE = re.compile(r"(Resource)?(Sparse)?Apply[A-Z]")  # of an optimizer
 _LIMIT = 1 << 31  # protobuf's own limit of one message
 
 VARIABLES = {"VariableV2", "Variable", "VarHandleOp", "AutoReloadVariable"}
@@ -124,9 +126,32 @@ def output_names(graph_def: tf.compat.v1.GraphDef, outputs: Any) -> list[str]:
         if colon and not index.isdigit():
             raise ConfigError(f"outputs: {name!r} is no name of a tensor; allowed: 'name' or 'name:0'")
         if node not in names:
-            raise ConfigError(f"outputs: {node!r} is not in the graph; {nearest(node, names)}")
+            raise ConfigError(f"outputs: {node!r} is not in the graph; {nearest(node, _forward(graph_def))}")
         found.append(f"{node}:{index or 0}")
     return list(dict.fromkeys(found))
+
+
+def _forward(graph_def: tf.compat.v1.GraphDef) -> set[str]:
+    """Names of the operators that may be outputs: what brings weights and what gradients and optimizers add is none."""
+    state = VARIABLES | {"Const", "NoOp", "ReadVariableOp", "RestoreV2", "SaveV2"}
+    # Below a variable stand its initial value and its reads, below an optimizer what it counts.
+    scopes = {node.name for node in graph_def.node if node.op in VARIABLES}
+    scopes |= {node.name.partition("/update_")[0] for node in graph_def.node if _UPDATE.match(node.op)}
+
+    def is_added(name: str) -> bool:
+        parts = name.split("/")
+        below = ("/".join(parts[:length]) for length in range(1, len(parts)))
+        return any(_GRADIENTS.fullmatch(part) for part in parts) or any(scope in scopes for scope in below)
+
+    found = {
+        node.name
+        for node in graph_def.node
+        if node.op not in state
+        and not node.op.startswith("Assign")
+        and not _UPDATE.match(node.op)
+        and not is_added(node.name)
+    }
+    return found or {node.name for node in graph_def.node}
 
 
 def subgraph(graph_def: tf.compat.v1.GraphDef, outputs: Iterable[str], control: bool = True) -> set[str]:

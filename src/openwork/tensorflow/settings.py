@@ -10,13 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from openwork.config import TENSORFLOW_TYPES, LayerSetting, RetrainConfig, read_chosen_channels, resolve
-from openwork.errors import ConfigError
+from openwork.errors import ConfigError, nearest
 from openwork.graph.groups import IntArray, PruneGroup
 from openwork.graph.plan import Plan
 from openwork.record import LayerKind
 from openwork.retrain.choice import choose_units, report_choice, why_nothing_goes
 from openwork.tensorflow.analysis import GraphAnalysis, Layer
-from openwork.tensorflow.graphs import node_name
+from openwork.tensorflow.graphs import VARIABLES, node_name
 from openwork.tensorflow.inserted.editing import BODIES
 from openwork.tensorflow.rules import attribute
 
@@ -25,6 +25,8 @@ __all__ = ["chosen_units", "layer_kinds", "maskable_layers", "settings_of", "tel
 _LOG = logging.getLogger("openwork")
 _PRUNABLE = ("Conv2D", "MatMul")
 _MASKABLE = ("Conv2D", "MatMul", "Conv2DBackpropInput")
+# Hold, name or bring a tensor; a layer to nobody.
+_NO_LAYERS = VARIABLES | {"Const", "Identity", "NoOp", "Placeholder", "PlaceholderWithDefault", "ReadVariableOp"}
 _FLOATS = (tf.float32, tf.float64)
 
 
@@ -82,17 +84,19 @@ def _refuse_unusable(config: RetrainConfig, reasons: Mapping[str, str]) -> None:
 
 
 def settings_of(config: RetrainConfig, analysis: GraphAnalysis) -> dict[str, LayerSetting]:
-    """What the config says of every operator of the graph.
+    """What the config says of every operator of the graph. Logs a skip that has no effect.
 
     Raises:
         ConfigError: it names what the graph has not, or asks for what a layer cannot do.
     """
-    kinds = {node.name: node.op for node in analysis.graph_def.node}
+    producers = {member.module for group in analysis.groups for member in group.producers}
+    every = {node.name: node.op for node in analysis.graph_def.node}
+    layers = {*analysis.layers, *producers, *(name for name, kind in every.items() if kind in _MASKABLE)}
+    kinds = {name: kind for name, kind in every.items() if kind not in _NO_LAYERS or name in layers}
     maskable = maskable_layers(analysis)
     _refuse_unusable(config, unusable_layers(analysis))
     prunable = [name for name, layer in maskable.items() if layer.type in _PRUNABLE]
-    producers = {member.module for group in analysis.groups for member in group.producers}
-    return resolve(
+    settings = resolve(
         config,
         kinds,
         prunable=prunable,
@@ -100,7 +104,14 @@ def settings_of(config: RetrainConfig, analysis: GraphAnalysis) -> dict[str, Lay
         quantizable=maskable,
         prunable_on_request=[name for name in kinds if name in producers and name not in prunable],
         known_types=TENSORFLOW_TYPES,
+        suggested=layers,
     )
+    for field in ("skip_layers", "regular_prune_skip_layers", "quant_skip_layers"):
+        for name in getattr(config, field):
+            if name not in layers:
+                close = nearest(name, layers)
+                _LOG.warning("%s: %s %r is no layer; skipping it does nothing; %s", field, kinds[name], name, close)
+    return settings
 
 
 def owners_of(analysis: GraphAnalysis) -> Callable[[str, str], Sequence[str]]:

@@ -240,6 +240,13 @@ def config_error(tmp_path: Path, text: str, kind: type[Exception], words: str, *
     ("text", "kind", "words"),
     [
         (CHANNELS + 'regular_prune_skip_layers: "frist/Conv2D"', ConfigError, "no layer 'frist/Conv2D'; did you mean"),
+        (CHANNELS + 'skip_layers: "stem"', ConfigError, r"no layer 'stem'; did you mean 'stem/Conv2D'\?$"),
+        (CHANNELS + 'skip_layers: "stem/k"', ConfigError, r"no layer 'stem/k'; did you mean 'stem/Conv2D'\?$"),
+        (
+            CHANNELS + 'regular_prune_skip_layers: "stem/kernel"',
+            ConfigError,
+            r"regular_prune_skip_layers: the model has no layer 'stem/kernel'; did you mean 'stem/Conv2D'\?$",
+        ),
         (CHANNELS + 'skip_layers: "first/Conv2D" skip_layers: "stem/Conv2D"', NothingToPruneError, "tied to"),
         (CHANNELS + 'regular_prune_skip_types: "Conv2d"', ConfigError, "no layer type 'Conv2d'; did you mean 'Conv2D'"),
         (CHANNELS.replace("0.5", "0.01"), NothingToPruneError, "leaves all 16 channels"),
@@ -248,6 +255,14 @@ def config_error(tmp_path: Path, text: str, kind: type[Exception], words: str, *
 )
 def test_wrong_configs(tmp_path: Path, text: str, kind: type[Exception], words: str) -> None:
     config_error(tmp_path, text, kind, words)
+
+
+def test_a_skip_of_an_operator_that_is_no_layer_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "c.cfg").write_text(CHANNELS + 'skip_layers: "pool" skip_layers: "second/Conv2D"')
+    create(residual(True), tmp_path, False)
+    lines = [r.getMessage() for r in caplog.records if "skipping it does nothing" in r.getMessage()]
+    assert len(lines) == 1
+    assert lines[0].startswith("skip_layers: Mean 'pool' is no layer; ")
 
 
 def test_a_session_that_ran_the_graph_before_is_refused(tmp_path: Path) -> None:

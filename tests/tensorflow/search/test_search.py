@@ -381,3 +381,17 @@ def test_wrong_outputs(tmp_path: Path) -> None:
     for outputs, words in ((["logist"], "did you mean 'logits'"), ([], "outputs is")):
         with pytest.raises(ConfigError, match=words):
             amct.auto_channel_prune_search(net.graph, outputs, tmp_path / "search.cfg", feed, tmp_path / "out.cfg")
+
+
+@pytest.mark.parametrize("resource", [True, False])
+def test_a_wrong_output_is_answered_with_operators_of_the_network(tmp_path: Path, resource: bool) -> None:
+    net = residual(True, resource)
+    minimise(net, tf1.train.AdamOptimizer(0.01))
+    (tmp_path / "search.cfg").write_text(SEARCH)
+    for wrong, offered in (("logit", "did you mean 'logits'"), ("AAA", "allowed: 'Relu', 'Relu_1', 'Relu_2', ...")):
+        with pytest.raises(ConfigError) as raised:
+            amct.auto_channel_prune_search(
+                net.graph, [wrong], tmp_path / "search.cfg", [dict(zip(("image:0", "label:0"), data(), strict=True))],
+                tmp_path / "out.cfg",
+            )  # fmt: skip
+        assert str(raised.value).rstrip("?") == f"outputs: {wrong!r} is not in the graph; {offered}"
