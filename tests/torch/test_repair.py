@@ -293,3 +293,23 @@ def test_layers_that_fail_alike_are_mended_together(monkeypatch) -> None:
         assert verify(model, pruned, plan, x) < 1e-5
     assert counts[1] <= counts[0] + 1
     assert counts[0] > 0
+
+
+def test_pooling_of_channels_that_lie_last(monkeypatch) -> None:
+    """torch's adaptive pooling restates sizes for such tensors; they are not the model's."""
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.norm, self.pool, self.head = (
+                nn.Linear(3, 16), nn.LayerNorm(16), nn.AdaptiveAvgPool2d(1), nn.Linear(16, 5)
+            )  # fmt: skip
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.relu(self.norm(self.up(x))).permute(0, 3, 1, 2)
+            return self.head(self.pool(x).flatten(1))
+
+    model, x = Last().eval(), torch.randn(2, 6, 6, 3)
+    pruned, plan = prune(model, x, ratio=0.5)
+    assert pruned.up.out_features == 8
+    assert verify(model, pruned, plan, x) < TOLERANCE

@@ -227,6 +227,9 @@ def _interpolate(
 ) -> None: ...
 
 
+def _adaptive_pool(input: Any, output_size: Any) -> None: ...
+
+
 def _conv(
     input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> None: ...
@@ -315,6 +318,11 @@ COMPOSITES: dict[Any, Composite] = {
     F.scaled_dot_product_attention: _simple(
         "torch.scaled_dot_product_attention", _attention, F.scaled_dot_product_attention, fresh=True
     ),
+    # Its own parts restate sizes where channels lie last in memory.
+    **{
+        pool: _simple(f"torch.{pool.__name__}", _adaptive_pool, pool, fresh=True)
+        for pool in (F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
+    },
     F.interpolate: _simple("torch.interpolate", _interpolate, F.interpolate, fresh=True),
     torch.conv1d: _convolution(1),
     torch.conv2d: _convolution(2),

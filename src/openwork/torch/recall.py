@@ -40,9 +40,13 @@ class Memory:
     def add(self, module: str, pair: Pair, options: tuple[Option, ...]) -> None:
         self._mended[module, pair.was, pair.source] = options
 
-    def of(self, module: str, was: int) -> tuple[Option, ...] | None:
-        """What mended this length in this module before."""
-        return next((found for (path, old, _), found in self._mended.items() if (path, old) == (module, was)), None)
+    def of(self, module: str, pair: Pair) -> tuple[Option, ...] | None:
+        """What mended this length in this module before, at the same place rather than at another."""
+        exact = self._mended.get((module, pair.was, pair.source))
+        if exact is not None:
+            return exact
+        alike = (found for (path, was, _), found in self._mended.items() if (path, was) == (module, pair.was))
+        return next(alike, None)
 
     def under(self, prediction: Prediction) -> list[tuple[str, Pair, tuple[Option, ...]]]:
         """All that will have to be mended again, with the new lengths: (module, lengths, attributes)."""

@@ -66,8 +66,14 @@ def _options(search: _Search, mismatch: Mismatch, pair: Pair) -> list[tuple[Opti
             if name not in _NEVER and not name.startswith("__")
             for place in _places(value, pair.was)
         ]
-        # Stable: names that speak of channels first.
-        found.sort(key=lambda option: not any(word in option.attribute.lower() for word in _LIKELY))
+        # Stable: the same place in a list as in the operator's, then names that speak of channels.
+        part = search.part(pair)
+        found.sort(
+            key=lambda option: (
+                part >= 0 and option.path[-1:] != (part,),
+                not any(word in option.attribute.lower() for word in _LIKELY),
+            )
+        )
         tries += [(option,) for option in found]
         if len(found) > 1:
             tries.append(tuple(found))
@@ -101,12 +107,26 @@ class _Try:
     recalled: bool = False
 
 
+_Key = tuple[str, int, int, int]
+
+
 @dataclass
 class _Search:
     model: nn.Module
     memory: Memory
     original: dict[tuple[str, str], Any] = field(default_factory=dict)
-    tries: dict[tuple[str, int, int], _Try] = field(default_factory=dict)
+    tries: dict[_Key, _Try] = field(default_factory=dict)
+
+    def key(self, module: str, pair: Pair) -> _Key:
+        """What is mended as one: a length in a module; of the parts of a split each by itself."""
+        return module, pair.was, pair.expected, self.part(pair)
+
+    def part(self, pair: Pair) -> int:
+        """The part of a split that a length belongs to, -1 for all else."""
+        source = pair.source
+        if source is None or source.side != "sizes" or "split" not in self.memory.trace.records[source.place].name:
+            return -1
+        return source.index
 
     def apply(self) -> None:
         """Set the model's attributes to what the current tries say."""
@@ -132,18 +152,22 @@ class _Search:
 
     def remember(self, failing: Collection[str] = ()) -> None:
         """Keep what mended, but for modules that still fail."""
-        for (module, _, _), attempt in self.tries.items():
+        for (module, *_), attempt in self.tries.items():
             if attempt.at < len(attempt.options) and module not in failing:
                 self.memory.add(module, attempt.pair, attempt.options[attempt.at])
 
     def recall(self, known: list[tuple[str, Pair, tuple[Option, ...]]]) -> bool:
         """Try at once what mended these lengths before. False if there is nothing new in it."""
-        new = False
+        before = set(self.tries)
         for module, pair, options in known:
-            if (module, pair.was, pair.expected) not in self.tries:
-                self.tries[module, pair.was, pair.expected] = _Try([options], pair, 0, recalled=True)
-                new = True
-        return new
+            key = self.key(module, pair)
+            if key not in self.tries:
+                self.tries[key] = _Try([options], pair, 0, recalled=True)
+            elif key not in before:
+                # The same length at several places of the module.
+                joined = dict.fromkeys((*self.tries[key].options[0], *options))
+                self.tries[key].options[0] = tuple(joined)
+        return len(self.tries) > len(before)
 
     def repairs(self) -> list[Repair]:
         result = []
@@ -212,7 +236,7 @@ def repair(model: nn.Module, inputs: Inputs, prediction: Prediction, memory: Mem
 def _advance(search: _Search, model: nn.Module, prediction: Prediction, mismatches: list[Mismatch]) -> bool:
     """Move each stated length that still fails to its next option. False if nothing is left to try."""
     moved = False
-    failing: set[tuple[str, int, int]] = set()
+    failing: set[_Key] = set()
     modules = {mismatch.stack[-1] if mismatch.stack else "" for mismatch in mismatches}
     before = set(search.tries)
     for mismatch in mismatches:
@@ -222,7 +246,7 @@ def _advance(search: _Search, model: nn.Module, prediction: Prediction, mismatch
             search.remember(modules)
             moved = search.recall(search.memory.elsewhere(model, module, prediction)) or moved
         for pair in mismatch.stale:
-            key = (module, pair.was, pair.expected)
+            key = search.key(module, pair)
             if key in failing:
                 continue
             failing.add(key)
@@ -230,7 +254,7 @@ def _advance(search: _Search, model: nn.Module, prediction: Prediction, mismatch
             if attempt is not None and key not in before:
                 continue  # recalled just now
             if attempt is None:
-                known = search.memory.of(module, pair.was)
+                known = search.memory.of(module, pair)
                 attempt = _Try([] if known is None else [known], pair, -1, recalled=True)
                 search.tries[key] = attempt
             if attempt.recalled and attempt.at + 1 >= len(attempt.options):

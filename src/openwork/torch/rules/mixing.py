@@ -169,6 +169,8 @@ def _window(count: int | None) -> Any:
 
 
 rule("torch.interpolate")(_window(None))
+rule("torch.adaptive_avg_pool2d")(_window(2))
+rule("torch.adaptive_avg_pool3d")(_window(3))
 for _names, _count in ((_WINDOWS_1D, 1), (_WINDOWS_2D, 2), (_WINDOWS_3D, 3)):
     rule(*_names)(_window(_count))
 
