@@ -96,13 +96,15 @@ def read_text(path: str | os.PathLike[str], what: str, limit: int = 64 << 20) ->
         raise FileError(f"{what} {Path(path)} is not UTF-8 text (byte {error.start}: {error.reason})") from error
 
 
-def check_writable(path: str | os.PathLike[str], what: str) -> None:
+def check_writable(path: str | os.PathLike[str], what: str, config: str | os.PathLike[str] | None = None) -> None:
     """Raise now if `path` could not be written later. Folders are made, nothing else is left behind.
 
     Raises:
-        FileError: `path` is a folder, or its folder cannot be made or written.
+        FileError: `path` is a folder, or `config`, which is read, or its folder cannot be made or written.
     """
     target = Path(path)
+    if config is not None and os.path.realpath(target) == os.path.realpath(config):
+        raise FileError(f"{what} {target} is the config file itself; give another file")
     if target.is_dir():
         raise FileError(f"{what} {target} is a folder; a file name is needed")
     try:

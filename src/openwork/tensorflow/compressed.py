@@ -63,7 +63,7 @@ def create_compressed_retrain_model(
     config = load_retrain_config(config_defination)
     graph = check_editable(graph)
     refuse_edited(graph)
-    check_writable(record_file, "record_file")
+    check_writable(record_file, "record_file", config_defination)
     analysis = analyze_graph(graph, outputs)
     choice = choose(graph, analysis, config, config_defination)
     wanted = _quantised(analysis, choice.settings)
@@ -125,6 +125,7 @@ def save_compressed_retrain_model(
     graph_def = read_frozen(pb_model)
     names = output_names(graph_def, outputs)
     record = load_record(record_file)
+    check_writable(record_file, "record_file")
     target = saved_path(save_path)
     baked = bake(graph_def, names, (LARGEST, "clip_min", "clip_max", "rests"))
     layers = sorted(

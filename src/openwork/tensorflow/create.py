@@ -72,7 +72,7 @@ def create_prune_retrain_model(
     config = load_retrain_config(config_defination)
     graph = check_editable(graph)
     refuse_edited(graph)
-    check_writable(record_file, "record_file")
+    check_writable(record_file, "record_file", config_defination)
     analysis = analyze_graph(graph, outputs)
     choice = choose(graph, analysis, config, config_defination)
     if not choice.plan.groups and not choice.patterns:

@@ -18,6 +18,7 @@ from openwork.files import read_bytes
 
 __all__ = [
     "BATCH",
+    "ENTERS",
     "Bound",
     "as_graph_def",
     "bind",
@@ -44,6 +45,7 @@ _UPDATE = re.compile(r"(Resource)?(Sparse)?Apply[A-Z]")  # of an optimizer
 _LIMIT = 1 << 31  # protobuf's own limit of one message
 
 VARIABLES = {"VariableV2", "Variable", "VarHandleOp", "AutoReloadVariable"}
+ENTERS = ("Enter", "RefEnter")  # what a loop (tf.while_loop without control flow v2) reads from outside comes by these
 
 
 def first_line(error: BaseException) -> str:
@@ -322,4 +324,6 @@ def bind(
                 f"outputs: {output!r}: operator {name!r} has {count} output{'' if count == 1 else 's'}, numbered from 0"
             )
     nodes = {node.name: node for node in result.node}
-    return Bound(result, graph, list(outputs), samples, topological(nodes, outputs), unknown)
+    # The order leaves out what a loop feeds back, so what its body reads from outside is asked for by name.
+    entered = [node.name for node in result.node if node.op in ENTERS]
+    return Bound(result, graph, list(outputs), samples, topological(nodes, [*outputs, *entered]), unknown)

@@ -57,6 +57,7 @@ def save_prune_retrain_model(
     graph_def = read_frozen(pb_model)
     names = output_names(graph_def, outputs)
     record = load_record(record_file)
+    check_writable(record_file, "record_file")
     target = saved_path(save_path)
     if not record:
         raise RecordError(f"record file {os.fspath(record_file)} is empty; it says nothing of this graph")

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from openwork.graph.labels import LabelMap, LabelStore
-from openwork.tensorflow.graphs import VARIABLES, Bound, tensor_of
+from openwork.tensorflow.graphs import ENTERS, VARIABLES, Bound, tensor_of
 from openwork.tensorflow.rules import RULES, Context, NotKnown, Record
 from openwork.tensorflow.values import known_values
 
@@ -96,6 +96,8 @@ class _Tracer:
             self._constant(node, shapes[0] or ())
             return
         inputs = _data_inputs(node)
+        if node.op in ENTERS:
+            self._enter(inputs[0])
         if node.op == "ReadVariableOp" and inputs[0] in self._handles:
             self._read(f"{node.name}:0", self._handles[inputs[0]])
             return
@@ -110,6 +112,20 @@ class _Tracer:
             for index in range(len(shapes)):
                 self._weights[f"{node.name}:{index}"] = self._weights[inputs[0]]
         self._operator(node, inputs, shapes)
+
+    def _enter(self, tensor: str) -> None:
+        """What a loop reads is held: its body, which runs again on what it made, is not looked into."""
+        if tensor in self._handles:
+            name = self._handles[tensor]
+            known = self.trace.labels[tensor]
+            self._read(tensor, name)
+            self.trace.labels[tensor] = known
+            self._weights.pop(tensor, None)
+            read = self.trace.parameters.get(name)
+        else:
+            read = self.trace.labels.get(tensor)
+        if read is not None:
+            self.store.freeze_map(read, "a loop reads it")
 
     def _output_count(self, node: Any) -> int:
         return len(self.bound.graph.get_operation_by_name(node.name).outputs)

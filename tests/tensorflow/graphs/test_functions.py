@@ -76,3 +76,26 @@ def test_bodies_of_conditionals_and_loops_hold_what_they_touch(kind):
             assert verify_graph(graph_def, smaller, plan, ["out"], FEEDS) <= 1e-4
         else:
             assert ("a", 1) in held
+
+
+@pytest.mark.parametrize("summed", [False, True])
+def test_weights_that_a_loop_reads_too_are_held(summed):
+    def middle(y):
+        w = tf.constant(W["b"], name="b")
+        y = tf.nn.relu(tf.matmul(tf.nn.relu(y), w))
+
+        def body(i, h):
+            return i + 1, tf.tanh(h + tf.reduce_sum(tf.exp(w)) if summed else tf.matmul(h, w))
+
+        return v1.while_loop(lambda i, h: i < 2, body, [0, y])[1]
+
+    v1.disable_control_flow_v2()
+    try:
+        graph_def = graph_of(middle)
+    finally:
+        v1.enable_control_flow_v2()
+    analysis = analyze_graph(graph_def, ["out"])
+    held = {(name, axis): frozen.reason for frozen in analysis.frozen for name, axis, _ in frozen.members}
+    assert "a loop reads it" in held["b", 0]
+    assert "a loop reads it" in held["b", 1]
+    assert not any(m.parameter == "b" for group in analysis.groups for m in group.members)

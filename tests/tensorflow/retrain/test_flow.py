@@ -358,6 +358,26 @@ def test_weights_inside_a_conditional_are_refused(tmp_path: Path) -> None:
             amct.create_prune_retrain_model(graph, ["logits"], tmp_path / "record.txt", tmp_path / "c.cfg")
 
 
+@pytest.mark.parametrize("resource", [False, True])
+def test_weights_that_a_loop_reads_too_are_not_masked(tmp_path: Path, resource: bool) -> None:
+    (tmp_path / "c.cfg").write_text(PATTERN % 0)
+    graph = tf.Graph()
+    with graph.as_default():
+        tf1.disable_control_flow_v2()
+        try:
+            x = tf1.placeholder(tf.float32, [None, 8], name="x")
+            weight = tf1.get_variable("shared", [8, 8], use_resource=resource)
+            hidden = tf.nn.relu(tf.matmul(x, weight, name="first"))
+            hidden = tf1.while_loop(lambda i, h: i < 2, lambda i, h: (i + 1, tf.matmul(h, weight)), [0, hidden])[1]
+            tf.matmul(hidden, tf1.get_variable("last", [8, 4], use_resource=resource), name="logits")
+        finally:
+            tf1.enable_control_flow_v2()
+    # A variable of its own is refused by name; a reference is left alone, and the other weight lies behind the loop.
+    with pytest.raises(UnsupportedModelError if resource else NothingToPruneError, match="first|nothing is pruned"):
+        amct.create_prune_retrain_model(graph, ["logits"], tmp_path / "record.txt", tmp_path / "c.cfg")
+    assert not (tmp_path / "record.txt").exists()
+
+
 def test_wrong_files(tmp_path: Path) -> None:
     trained(tmp_path, CHANNELS, steps=1)
     model, record = tmp_path / "model.pb", tmp_path / "record.txt"
@@ -397,3 +417,17 @@ def test_a_config_that_asks_for_nothing(tmp_path: Path) -> None:
     (tmp_path / "c.cfg").write_text("batch_num: 1")
     with pytest.raises((ConfigError, NothingToPruneError), match="nothing"):
         create(residual(True), tmp_path, True)
+
+
+@pytest.mark.parametrize("create", [amct.create_prune_retrain_model, amct.create_compressed_retrain_model])
+def test_the_config_is_not_taken_for_the_record(tmp_path: Path, create: Any) -> None:
+    config = tmp_path / "c.cfg"
+    config.write_text(PATTERN % 0)
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf1.placeholder(tf.float32, [None, 8], name="x")
+        tf.matmul(x, tf1.get_variable("w", [8, 4]), name="logits")
+    order = (["logits"], config, config) if create is amct.create_prune_retrain_model else (config, ["logits"], config)
+    with pytest.raises(FileError, match="is the config file itself"):
+        create(graph, *order)
+    assert config.read_text() == PATTERN % 0

@@ -24,6 +24,7 @@ from openwork.errors import (
     WeightsError,
 )
 from openwork.torch import (
+    create_compressed_retrain_model,
     create_prune_retrain_model,
     restore_prune_retrain_model,
     save_prune_retrain_model,
@@ -381,3 +382,12 @@ def test_quantisation_asked_of_pruning_is_named(tmp_path: Path, caplog: pytest.L
     text = channels_config(0.5) + "\nretrain_data_quant_config { ulq_quantize {} }\n"
     create(SmallNet(), IMAGE, tmp_path, text)
     assert "asks for quantisation, which create_compressed_retrain_model adds" in caplog.text
+
+
+@pytest.mark.parametrize("function", [create_prune_retrain_model, create_compressed_retrain_model])
+def test_the_config_is_not_taken_for_the_record(function: Any, tmp_path: Path) -> None:
+    config = written(tmp_path, channels_config(0.5))
+    before = Path(config).read_text()
+    with pytest.raises(FileError, match="is the config file itself"):
+        function(SmallNet(), IMAGE, config, config)
+    assert Path(config).read_text() == before

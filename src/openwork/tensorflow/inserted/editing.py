@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from openwork.errors import UnsupportedModelError
 from openwork.tensorflow.analysis import Layer
-from openwork.tensorflow.graphs import VARIABLES
+from openwork.tensorflow.graphs import ENTERS, VARIABLES
 from openwork.tensorflow.names import COMPONENT, is_helper
 
 __all__ = ["BODIES", "check_editable", "helper_scope", "helpers_in", "read_of", "redirect", "seen_by"]
@@ -102,8 +102,15 @@ def _leads_to(op: tf.Operation, source: str) -> bool:
 
 
 def _refuse_hidden_readers(graph: tf.Graph, source: str, layer: Layer) -> None:
-    """A function that gets the variable's handle may read the unmasked weight."""
+    """A function that gets the variable's handle, or a loop, may read the unmasked weight."""
     variable = graph.get_operation_by_name(source)
+    reads = [variable, *(r for r in variable.outputs[0].consumers() if r.type in ("Identity", "ReadVariableOp"))]
+    loop = next((r for op in reads for r in op.outputs[0].consumers() if r.type in ENTERS), None)
+    if loop is not None:
+        raise UnsupportedModelError(
+            f"layer {layer.op!r}: a loop reads its weight {source!r} too ({loop.type} {loop.name!r}); skip the layer "
+            "(regular_prune_skip_layers, quant_skip_layers) or give the loop a weight of its own"
+        )
     if variable.type != "VarHandleOp":
         return
     for reader in variable.outputs[0].consumers():

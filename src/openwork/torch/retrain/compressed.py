@@ -68,7 +68,7 @@ def create_compressed_retrain_model(
     config = load_retrain_config(config_defination)
     module = unwrap(model)
     refuse_wrapped(module)
-    check_writable(record_file, "record_file")
+    check_writable(record_file, "record_file", config_defination)
     inputs = as_tuple(input_data)
     prunes = bool(config.prune_settings)
     if prunes:

@@ -83,7 +83,7 @@ def create_prune_retrain_model(
             "%s asks for quantisation, which create_compressed_retrain_model adds; here it is left out",
             os.fspath(config_defination),
         )
-    check_writable(record_file, "record_file")
+    check_writable(record_file, "record_file", config_defination)
     pruned, record = prune_as_config(unwrap(model), as_tuple(input_data), config, config_defination, record_file)
     save_record(record, record_file)
     return pruned.train()
