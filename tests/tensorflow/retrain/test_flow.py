@@ -373,7 +373,7 @@ def test_weights_that_a_loop_reads_too_are_not_masked(tmp_path: Path, resource: 
         finally:
             tf1.enable_control_flow_v2()
     # A variable of its own is refused by name; a reference is left alone, and the other weight lies behind the loop.
-    with pytest.raises(UnsupportedModelError if resource else NothingToPruneError, match="first|nothing is pruned"):
+    with pytest.raises(UnsupportedModelError if resource else NothingToPruneError, match=r"first|nothing is pruned"):
         amct.create_prune_retrain_model(graph, ["logits"], tmp_path / "record.txt", tmp_path / "c.cfg")
     assert not (tmp_path / "record.txt").exists()
 
