@@ -52,6 +52,10 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's text that says something, after the layer at work where Keras names it."""
     lines = [line for line in (_STYLE.sub("", line).strip() for line in str(error).splitlines()) if line]
     lines = [line for line in lines if line != _HEADLINE]
+    if lines and lines[0].startswith("Detected at node"):
+        # A stack of Python lines stands before the reason.
+        node = next((place for place, line in enumerate(lines) if line.startswith("Node:")), 0)
+        lines = lines[node + 1 :] or lines
     calling = _CALLING.match(lines[0]) if len(lines) > 1 else None
     text = f"{calling[1]}: {lines[1]}" if calling else lines[0] if lines else type(error).__name__
     return text[:300]

@@ -11,7 +11,7 @@ from micro_graphs import GRAPHS, conv, dense, head, weight  # noqa: E402
 
 from openwork.errors import ConfigError, FileError, ModelError, NothingToPruneError  # noqa: E402
 from openwork.tensorflow.analysis import analyze_graph  # noqa: E402
-from openwork.tensorflow.graphs import read_frozen  # noqa: E402
+from openwork.tensorflow.graphs import first_line, read_frozen  # noqa: E402
 from openwork.tensorflow.pruning import prune_graph  # noqa: E402
 from openwork.tensorflow.verification import verify_graph  # noqa: E402
 
@@ -182,3 +182,12 @@ def test_weights_that_are_not_finite_are_named(chain):
     node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(np.full((3, 3, 3, 8), np.nan, "f")))
     with pytest.raises(ValueError, match="a/w: 216 of 216 values are NaN or infinite"):
         prune_graph(broken, ["out"])
+
+
+def test_the_reason_is_taken_from_an_error_of_a_session():
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [None, None], name="x")
+        y = tf.matmul(x, tf.constant(np.ones((3, 2), np.float32)), name="out")
+        with tf.compat.v1.Session() as session, pytest.raises(tf.errors.InvalidArgumentError) as caught:
+            session.run(y, {x: np.ones((1, 4))})
+    assert first_line(caught.value) == "Matrix size-incompatible: In[0]: [1,4], In[1]: [3,2]"
