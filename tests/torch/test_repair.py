@@ -266,7 +266,7 @@ def test_an_analysis_can_be_given() -> None:
 
 @pytest.mark.parametrize("skip", [None, 3, [3]])
 def test_skip_of_another_kind(skip) -> None:
-    with pytest.raises(ConfigError, match="a list of module paths is needed"):
+    with pytest.raises(ConfigError, match="a list of paths is needed"):
         prune(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), torch.randn(1, 4), skip=skip)
 
 

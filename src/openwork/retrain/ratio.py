@@ -14,7 +14,7 @@ from openwork.graph.groups import Frozen, IntArray, PruneGroup
 from openwork.graph.select import balanced, lowest, removable, sparing
 from openwork.importance import ArraySource
 
-__all__ = ["check_share", "lies_in", "named_units", "nothing_goes", "units_by_ratio"]
+__all__ = ["check_share", "lies_in", "named_units", "nothing_goes", "paths_given", "units_by_ratio"]
 
 
 def check_share(ratio: Any, round_to: Any) -> None:
@@ -32,6 +32,20 @@ def lies_in(group: PruneGroup, paths: Collection[str], separator: str = ".") -> 
         for member in group.producers
         for path in paths
     )
+
+
+def paths_given(skip: Any, groups: Any) -> tuple[str, ...]:
+    """The paths of the argument ``skip``, after a check of its kind and of that of ``groups``.
+
+    Raises:
+        ConfigError: skip is no path and no list of paths; groups is neither None nor a dict.
+    """
+    paths = (skip,) if isinstance(skip, str) else skip
+    if not isinstance(paths, Collection) or not all(isinstance(path, str) for path in paths):
+        raise ConfigError(f"skip is {skip!r}; a path or a list of paths is needed")
+    if groups is not None and not isinstance(groups, Mapping):
+        raise ConfigError(f"groups is a {type(groups).__name__}; a dict is needed: {{group index: unit numbers}}")
+    return tuple(paths)
 
 
 def units_by_ratio(

@@ -10,7 +10,7 @@ import tensorflow as tf
 from openwork.errors import ConfigError, ModelError, NothingToPruneError, nearest
 from openwork.graph.groups import IntArray
 from openwork.graph.plan import Plan
-from openwork.retrain.ratio import check_share, lies_in, named_units, nothing_goes, units_by_ratio
+from openwork.retrain.ratio import check_share, lies_in, named_units, nothing_goes, paths_given, units_by_ratio
 from openwork.tensorflow.analysis import GraphAnalysis, analyze_graph
 from openwork.tensorflow.surgery import cut
 
@@ -50,7 +50,7 @@ def prune_graph(
         ModelError: the graph is not frozen, or inconsistent.
     """
     check_share(ratio, round_to)
-    skip = (skip,) if isinstance(skip, str) else skip
+    skip = paths_given(skip, groups)
     if analysis is None:
         analysis = analyze_graph(graph_def, outputs, sizes)
     variable = next((source.name for source in analysis.sources.values() if source.kind != "const"), None)

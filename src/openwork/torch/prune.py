@@ -14,7 +14,7 @@ from openwork import importance as criteria
 from openwork.errors import ConfigError, ModelError, NothingToPruneError, nearest
 from openwork.graph.groups import IntArray
 from openwork.graph.plan import Plan
-from openwork.retrain.ratio import check_share, lies_in, named_units, nothing_goes, units_by_ratio
+from openwork.retrain.ratio import check_share, lies_in, named_units, nothing_goes, paths_given, units_by_ratio
 from openwork.torch.analysis import Analysis, _analyze
 from openwork.torch.structure import all_tensors, unwrap
 from openwork.torch.surgery import apply_plan
@@ -97,12 +97,7 @@ def prune(
         UnsupportedModelError: not an nn.Module, or a ScriptModule.
     """
     check_share(ratio, round_to)
-    if isinstance(skip, str):
-        skip = (skip,)
-    if not isinstance(skip, Collection) or not all(isinstance(path, str) for path in skip):
-        raise ConfigError(f"skip is {skip!r}; a module path or a list of module paths is needed")
-    if groups is not None and not isinstance(groups, Mapping):
-        raise ConfigError(f"groups is a {type(groups).__name__}; a dict is needed: {{group index: unit numbers}}")
+    skip = paths_given(skip, groups)
     criteria.get(importance)
     if analysis is None:
         analysis = _analyze(model, inputs)

@@ -191,3 +191,12 @@ def test_the_reason_is_taken_from_an_error_of_a_session():
         with tf.compat.v1.Session() as session, pytest.raises(tf.errors.InvalidArgumentError) as caught:
             session.run(y, {x: np.ones((1, 4))})
     assert first_line(caught.value) == "Matrix size-incompatible: In[0]: [1,4], In[1]: [3,2]"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"skip": None}, "a list of paths"), ({"skip": [3]}, "a list of paths"), ({"groups": [1]}, "a dict is needed")],
+)
+def test_arguments_of_another_kind(chain, given, words):
+    with pytest.raises(ConfigError, match=words):
+        prune_graph(chain, ["out"], **given)

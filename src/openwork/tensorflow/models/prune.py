@@ -15,7 +15,7 @@ from openwork.errors import ConfigError, ModelError, NothingToPruneError, Record
 from openwork.graph.groups import CostTerm, Frozen, IntArray, PruneGroup
 from openwork.graph.labels import RIGID
 from openwork.graph.plan import Plan, Repair
-from openwork.retrain.ratio import check_share, lies_in, named_units, nothing_goes, units_by_ratio
+from openwork.retrain.ratio import check_share, lies_in, named_units, nothing_goes, paths_given, units_by_ratio
 from openwork.tensorflow.analysis import GraphAnalysis, analyze_graph
 from openwork.tensorflow.graphs import BATCH
 from openwork.tensorflow.models.copying import copy_model, is_functional
@@ -180,7 +180,7 @@ def prune(
         ModelError: the model's code fails.
     """
     check_share(ratio, round_to)
-    skip = (skip,) if isinstance(skip, str) else skip
+    skip = paths_given(skip, groups)
     if analysis is None:
         analysis = analyze(model, inputs)
     elif analysis.model is not model:
