@@ -152,10 +152,6 @@ def _attention(
 ) -> None: ...
 
 
-def _like_input(arguments: dict[str, Any]) -> tuple[int, ...]:
-    return tuple(arguments["input"].shape)
-
-
 def _linear_shape(arguments: dict[str, Any]) -> tuple[int, ...]:
     x, weight = arguments["input"], arguments["weight"]
     if weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
