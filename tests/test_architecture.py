@@ -47,7 +47,7 @@ OUTSIDE: dict[str, set[str]] = {
     "prototext": {"numpy", "protobuf"},
     "graph": {"numpy", "scipy"},
     "importance": {"numpy"},
-    "sparsity": {"numpy"},
+    "sparsity": {"numpy", "numba"},
     "config": {"numpy"},
     "record": {"numpy", "protobuf"},
     "search": {"numpy"},
@@ -64,6 +64,7 @@ OUTSIDE: dict[str, set[str]] = {
 
 # Room -> what it may import inside functions only, with the reason.
 INSIDE_FUNCTIONS: dict[str, dict[str, str]] = {
+    "sparsity": {"numba": "an extra; without it NumPy does the same"},
     "report": {"jinja2": "an extra; only the HTML page needs it"},
     "convert": {
         "onnxruntime": "only run-check runs a model",

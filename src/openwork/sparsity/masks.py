@@ -22,18 +22,23 @@ from __future__ import annotations
 import functools
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BoolArray", "PatternCheck", "apply_mask_", "check", "nm_mask"]
+from openwork.sparsity import compiled
+
+__all__ = ["BoolArray", "PatternCheck", "apply_mask_", "check", "compiled_chooser", "nm_mask"]
 
 BoolArray = npt.NDArray[np.bool_]
 
 # Weights per piece: large enough that a NumPy call costs little per weight, small enough for a 2 MB cache.
 _PIECE = 65536
+# The same for compiled loops and the innermost cache.
+_ROW = 2048
 _LARGEST_M = 16
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
@@ -213,11 +218,11 @@ class _Magnitude:
         self._signed = np.dtype(_SIGNED[size])
         # Without the sign bit signed and unsigned order agree, and signed comparison is the faster one.
         self.dtype = self._signed if kind == "f" else np.dtype(_UNSIGNED[size])
-        self._clear = self._signed.type(2 ** (8 * size - 1) - 1)
+        self.clear = self._signed.type(2 ** (8 * size - 1) - 1) if kind == "f" else None
 
     def __call__(self, values: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-        if self._kind == "f":
-            np.bitwise_and(values, self._clear, out=out)
+        if self.clear is not None:
+            np.bitwise_and(values, self.clear, out=out)
         elif self._kind == "i":
             # |-128| wraps round to -128 as int8, whose bits read as 128 unsigned: the right magnitude.
             np.absolute(values, out=out.view(self._signed))
@@ -229,16 +234,60 @@ def _fill(
     bits: npt.NDArray[Any], mask: BoolArray, magnitude: _Magnitude, n: int, m: int, length: int, inner: int
 ) -> None:
     """Fill `mask` for `bits`, both flat; in memory they are [outer, length, inner]."""
-    # The pattern of places in groups repeats with each group, or with each row if the last group is short.
-    period = (length if length % m else min(m, length)) * inner
-    whole = max(1, _PIECE // period) * period
+    if magnitude.clear is not None and bits.size >= compiled.LEAST:
+        choose = compiled_chooser(bits.dtype, n, m, length, inner)
+        if choose is not None:
+            choose(bits, mask)
+            return
+    repeat = _repeat(length, m)
+    whole = max(1, _PIECE // (repeat * inner)) * repeat * inner
     size = min(whole, bits.size)
     # A pattern for whole pieces serves weights of all sizes. One longer than a piece is not worth keeping.
-    make = _places if period <= _PIECE else _places.__wrapped__
-    places = make(n, m, period // inner, inner, whole)
-    ranks = _Ranks(magnitude, places, size, inner)
+    make = _places if repeat * inner <= _PIECE else _places.__wrapped__
+    ranks = _Ranks(magnitude, make(n, m, repeat, inner, whole), size, inner)
     for start in range(0, bits.size, size):
         ranks(bits[start : start + size], mask[start : start + size])
+
+
+def compiled_chooser(dtype: npt.DTypeLike, n: int, m: int, length: int, inner: int) -> Callable[..., None] | None:
+    """Machine code that chooses masks of float weights; None if there is none (see `compiled`).
+
+    Args:
+        dtype: signed integers of the size of the floats.
+        n, m: the pattern.
+        length: of the axis that groups run along.
+        inner: distance in memory of neighbours along the axis.
+
+    Returns:
+        ``choose(bits, mask)`` for flat arrays of whole vectors along the axis: `bits` are the weights seen as integers,
+        `mask` is written.
+    """
+    kernels = compiled.kernels()
+    if kernels is None:
+        return None
+    kind = np.dtype(dtype).type
+    clear = kind(np.iinfo(kind).max)
+    if (n, m, length % 4, inner) == (2, 4, 0, 1):
+        return functools.partial(kernels.choose_neighbours, clear=clear)
+    repeat = _repeat(length, m)
+    make = _above if repeat * inner <= _PIECE else _above.__wrapped__
+    above = make(m, repeat, inner, max(1, _ROW // (repeat * inner)))
+    return functools.partial(kernels.choose, above=above, n=n, inner=inner, clear=clear)
+
+
+def _repeat(length: int, m: int) -> int:
+    """After how many positions groups lie as before: after each, or each vector if its last group is short."""
+    return length if length % m else min(m, length)
+
+
+@functools.lru_cache(maxsize=32)
+def _above(m: int, length: int, inner: int, times: int) -> npt.NDArray[np.int8]:
+    """How many higher positions each place of [times, length, inner] has in its group. Read only."""
+    place = np.arange(length * inner) // inner
+    above = np.minimum(m - 1, length - 1 - place // m * m) - place % m
+    repeated = np.tile(above, times).astype(np.int8)
+    repeated.flags.writeable = False
+    return repeated
 
 
 @functools.lru_cache(maxsize=16)
@@ -249,11 +298,9 @@ def _places(n: int, m: int, length: int, inner: int, size: int) -> tuple[npt.NDA
         How many higher positions a place has in its group, less N; and for steps 1, 2, .. whether the place so many
         positions on belongs to the same group. Read only.
     """
-    place = np.arange(length * inner) // inner
-    above = (np.minimum(m - 1, length - 1 - place // m * m) - place % m).astype(np.int8)
-    repeated = np.tile(above, size // (length * inner))
-    excess = (repeated - n).astype(np.int8)
-    same_group = tuple(repeated >= step for step in range(1, min(m, int(above.max()) + 1)))
+    above = _above.__wrapped__(m, length, inner, size // (length * inner))
+    excess = (above - n).astype(np.int8)
+    same_group = tuple(above >= step for step in range(1, min(m, int(above.max()) + 1)))
     for array in (excess, *same_group):
         array.flags.writeable = False
     return excess, same_group

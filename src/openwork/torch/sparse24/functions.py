@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from openwork.torch.sparse24.products import (
+    Rule,
     gather,
     is_small,
     masked,
@@ -109,6 +110,7 @@ class MaskedConvolution(Function):
             groups.
         decay: None, or the decay of SR-STE.
         clean: the weight is zero already where the mask says so.
+        rule: None, or how to choose the mask, which is written before it is used.
     """
 
     @staticmethod
@@ -121,6 +123,7 @@ class MaskedConvolution(Function):
         settings: tuple[Any, ...],
         decay: float | None,
         clean: bool = False,
+        rule: Rule | None = None,
     ) -> Tensor:
         ctx.save_for_backward(x, weight, mask)
         ctx.bias_sizes = None if bias is None else list(bias.shape)
@@ -128,10 +131,10 @@ class MaskedConvolution(Function):
         ctx.decay = decay
         ctx.clean = clean
         if not convolves_few(x, weight, mask, settings):
-            return torch.ops.aten.convolution(x, masked(weight, mask).to(x.dtype), bias, *settings)
+            return torch.ops.aten.convolution(x, masked(weight, mask, rule).to(x.dtype), bias, *settings)
         kernel = tuple(weight.shape[2:])
         size = output_size(x, kernel, settings)
-        result = product(gather(x, kernel, settings), weight.flatten(1), None if clean else mask.flatten(1))
+        result = product(gather(x, kernel, settings), weight, None if clean else mask, rule)
         if bias is not None:
             result += bias
         # Images in the order in memory in which they came, as torch's convolution gives them.
@@ -148,8 +151,8 @@ class MaskedConvolution(Function):
             to_rows, to_weight = product_gradients(
                 slopes,
                 gather(x, kernel, ctx.settings),
-                weight.flatten(1),
-                mask.flatten(1),
+                weight,
+                mask,
                 ctx.clean,
                 ctx.decay,
                 needs_x,
@@ -157,7 +160,7 @@ class MaskedConvolution(Function):
             )
             to_x = None if to_rows is None else scatter(to_rows, x.shape, kernel, ctx.settings)
             to_weight = None if to_weight is None else to_weight.view(weight.shape)
-            return to_x, to_weight, None, slopes.sum(0) if needs_bias else None, None, None, None
+            return to_x, to_weight, None, slopes.sum(0) if needs_bias else None, None, None, None, None
         to_x = to_weight = to_bias = None
         backward = torch.ops.aten.convolution_backward
         rest = ctx.bias_sizes, *ctx.settings
@@ -170,7 +173,7 @@ class MaskedConvolution(Function):
         if needs_x:
             effective = weight * mask if torch.is_grad_enabled() else masked(weight, mask)
             to_x, _, _ = backward(gradient, x, effective.to(x.dtype), *rest, [True, False, False])
-        return to_x, to_weight, None, to_bias, None, None, None
+        return to_x, to_weight, None, to_bias, None, None, None, None
 
 
 def _order_of(x: Tensor) -> torch.memory_format:
@@ -190,13 +193,14 @@ class MaskedLinear(Function):
         bias: Tensor | None,
         decay: float | None,
         clean: bool = False,
+        rule: Rule | None = None,
     ) -> Tensor:
         ctx.save_for_backward(x, weight, mask)
         ctx.decay = decay
         ctx.clean = clean
         if not multiplies_few(x, weight, mask):
-            return torch.nn.functional.linear(x, masked(weight, mask).to(x.dtype), bias)
-        result = product(x.reshape(-1, x.shape[-1]), weight, None if clean else mask)
+            return torch.nn.functional.linear(x, masked(weight, mask, rule).to(x.dtype), bias)
+        result = product(x.reshape(-1, x.shape[-1]), weight, None if clean else mask, rule)
         if bias is not None:
             result += bias
         return result.view(*x.shape[:-1], -1)
@@ -212,10 +216,10 @@ class MaskedLinear(Function):
         if not torch.is_grad_enabled() and multiplies_few(x, weight, mask):
             inputs = x.reshape(-1, x.shape[-1])
             to_x, to_weight = product_gradients(rows, inputs, weight, mask, ctx.clean, ctx.decay, needs_x, needs_weight)
-            return None if to_x is None else to_x.view(x.shape), to_weight, None, to_bias, None, None
+            return None if to_x is None else to_x.view(x.shape), to_weight, None, to_bias, None, None, None
         if needs_weight:
             to_weight = _weight_gradient(rows.t() @ x.reshape(-1, x.shape[-1]), weight, mask, ctx.decay)
         if needs_x:
             effective = weight * mask if torch.is_grad_enabled() else masked(weight, mask)
             to_x = gradient @ effective.to(x.dtype)
-        return to_x, to_weight, None, to_bias, None, None
+        return to_x, to_weight, None, to_bias, None, None, None

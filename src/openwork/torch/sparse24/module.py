@@ -24,6 +24,7 @@ from openwork.torch.sparse24.functions import (
     multiplies_few,
 )
 from openwork.torch.sparse24.layers import kind_of
+from openwork.torch.sparse24.products import Rule
 from openwork.torch.sparse24.state import MaskState, refresh, refresh_mask
 
 __all__ = [
@@ -49,13 +50,15 @@ class MaskedLayer:
         weight = layer._parameters["weight"]
         if type(layer)._openwork_own_forward or len(args) + len(kwargs) != 1:
             return with_weight(layer, effective_weight(layer), *args, **kwargs)
-        _refresh(state, weight, layer.training)
+        mask, rule = _refresh(state, weight, layer.training, postpone=not state.in_place)
         x = args[0] if args else next(iter(kwargs.values()))
-        if isinstance(layer, nn.Linear):
-            return _linear(layer, x, weight, state)
-        if isinstance(layer, nn.Conv2d):
-            return _convolution(layer, x, weight, state)
-        return _transposed(layer, x, weight, state)
+        forward = (
+            _linear if isinstance(layer, nn.Linear) else _convolution if isinstance(layer, nn.Conv2d) else _transposed
+        )
+        result = forward(layer, x, weight, state, mask, rule)
+        if rule is not None:
+            state.take(mask)
+        return result
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         layer: Any = super()._apply(fn, recurse)  # type: ignore[misc]
@@ -74,10 +77,8 @@ def effective_weight(layer: Any) -> Tensor:
     """The masked weight of a masked layer, for one forward; its gradient reaches the parameter."""
     state: MaskState = layer.__dict__[_STATE]
     weight = layer._parameters["weight"]
-    _refresh(state, weight, layer.training)
-    effective: Tensor = (
-        mask_gradient(weight, state.mask) if state.in_place else MaskWeight.apply(weight, state.mask, state.decay)
-    )
+    mask, _ = _refresh(state, weight, layer.training)
+    effective: Tensor = mask_gradient(weight, mask) if state.in_place else MaskWeight.apply(weight, mask, state.decay)
     return effective
 
 
@@ -91,14 +92,14 @@ def with_weight(layer: Any, effective: Tensor, *args: Any, **kwargs: Any) -> Any
         layer._parameters["weight"] = weight
 
 
-def _refresh(state: MaskState, weight: Tensor, training: bool) -> None:
-    if torch.compiler.is_compiling():
-        with torch.no_grad():
-            detached = weight.detach()
-            n, m, axis, blocks, update_freq = state.settings_for_compiled()
-            state.mask = refresh_mask(detached, state.mask, state.counters, n, m, axis, blocks, update_freq, training)
-    else:
-        refresh(state, weight, training)
+def _refresh(state: MaskState, weight: Tensor, training: bool, postpone: bool = False) -> tuple[Tensor, Rule | None]:
+    if not torch.compiler.is_compiling():
+        return refresh(state, weight, training, postpone)
+    with torch.no_grad():
+        detached = weight.detach()
+        n, m, axis, blocks, update_freq = state.settings_for_compiled()
+        state.mask = refresh_mask(detached, state.mask, state.counters, n, m, axis, blocks, update_freq, training)
+    return state.mask, None
 
 
 def _autocast(x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -110,23 +111,23 @@ def _autocast(x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
     return x, bias
 
 
-def _linear(layer: Any, x: Tensor, weight: Tensor, state: MaskState) -> Tensor:
+def _linear(layer: Any, x: Tensor, weight: Tensor, state: MaskState, mask: Tensor, rule: Rule | None) -> Tensor:
     in_place = state.in_place
-    if in_place and not multiplies_few(x, weight, state.mask):
-        return functional.linear(x, mask_gradient(weight, state.mask), layer.bias)
+    if in_place and not multiplies_few(x, weight, mask):
+        return functional.linear(x, mask_gradient(weight, mask), layer.bias)
     x, bias = _autocast(x, layer.bias)
-    result: Tensor = MaskedLinear.apply(x, weight, state.mask, bias, state.decay, in_place)
+    result: Tensor = MaskedLinear.apply(x, weight, mask, bias, state.decay, in_place, rule)
     return result
 
 
-def _convolution(layer: Any, x: Tensor, weight: Tensor, state: MaskState) -> Tensor:
+def _convolution(layer: Any, x: Tensor, weight: Tensor, state: MaskState, mask: Tensor, rule: Rule | None) -> Tensor:
     if not state.in_place:
-        return _run(layer, *_padded(layer, x), weight, state)
+        return _run(layer, *_padded(layer, x), weight, state, mask, rule)
     if layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
         x, settings = _padded(layer, x)
-        if convolves_few(x, weight, state.mask, settings):
-            return _run(layer, x, settings, weight, state)
-    result: Tensor = layer._conv_forward(x, mask_gradient(weight, state.mask), layer.bias)
+        if convolves_few(x, weight, mask, settings):
+            return _run(layer, x, settings, weight, state, mask, rule)
+    result: Tensor = layer._conv_forward(x, mask_gradient(weight, mask), layer.bias)
     return result
 
 
@@ -149,11 +150,11 @@ def _padded(layer: Any, x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
     return x, (list(layer.stride), list(padding), list(layer.dilation), False, [0, 0], layer.groups)
 
 
-def _transposed(layer: Any, x: Tensor, weight: Tensor, state: MaskState) -> Tensor:
+def _transposed(layer: Any, x: Tensor, weight: Tensor, state: MaskState, mask: Tensor, rule: Rule | None) -> Tensor:
     if state.in_place:
         return functional.conv_transpose2d(
             x,
-            mask_gradient(weight, state.mask),
+            mask_gradient(weight, mask),
             layer.bias,
             layer.stride,
             layer.padding,
@@ -169,14 +170,22 @@ def _transposed(layer: Any, x: Tensor, weight: Tensor, state: MaskState) -> Tens
         list(layer.output_padding),
         layer.groups,
     )
-    return _run(layer, x, settings, weight, state)
+    return _run(layer, x, settings, weight, state, mask, rule)
 
 
-def _run(layer: Any, x: Tensor, settings: tuple[Any, ...], weight: Tensor, state: MaskState) -> Tensor:
+def _run(
+    layer: Any,
+    x: Tensor,
+    settings: tuple[Any, ...],
+    weight: Tensor,
+    state: MaskState,
+    mask: Tensor,
+    rule: Rule | None,
+) -> Tensor:
     x, bias = _autocast(x, layer.bias)
     batched = x.dim() == 4
     result: Tensor = MaskedConvolution.apply(
-        x if batched else x.unsqueeze(0), weight, state.mask, bias, settings, state.decay, state.in_place
+        x if batched else x.unsqueeze(0), weight, mask, bias, settings, state.decay, state.in_place, rule
     )
     return result if batched else result.squeeze(0)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from openwork.config import GradMode, NofMSetting
 from openwork.sparsity.masks import nm_mask
-from openwork.torch.sparse24.products import for_numpy, multiply_mask_
+from openwork.torch.sparse24.products import Rule, can_choose, for_numpy, multiply_mask_
 
 __all__ = ["MaskState", "refresh"]
 
@@ -72,6 +72,11 @@ class MaskState:
         self.counters[_CHOSEN] = 1
         self.counters[_AGE] = 0
 
+    def take(self, mask: Tensor) -> None:
+        """Take `mask` as the one that a training forward has chosen, see `refresh`."""
+        self.mask = mask
+        self.counters[_AGE] = 1
+
     def current(self, weight: Tensor) -> Tensor:
         """The mask in force, or the one that the first forward would choose."""
         return self.mask if self.chosen else self.choose(weight)
@@ -111,23 +116,38 @@ def _seems_masked(state: MaskState, weight: Tensor) -> bool:
     return not values[~state.mask.numpy().reshape(-1)[start:end]].any()
 
 
-def refresh(state: MaskState, weight: Tensor, training: bool) -> None:
+def refresh(state: MaskState, weight: Tensor, training: bool, postpone: bool = False) -> tuple[Tensor, Rule | None]:
     """Called once before each forward of a layer: choose the mask when it is due.
 
     A forward that activation checkpointing repeats during backward neither counts nor chooses.
+
+    Args:
+        state: the layer's.
+        weight: its parameter.
+        training: whether this forward counts.
+        postpone: a mask that takes the place of another may be left to the forward to choose, which then calls
+            `MaskState.take`. Until it has, the older mask is in force and a new one due.
+
+    Returns:
+        The mask for this forward, and how to choose it; None if it is chosen.
     """
     if weight.is_meta or torch._C._current_graph_task_id() != -1:
-        return
+        return state.mask, None
     if state.in_place and _seems_masked(state, weight):
-        return
+        return state.mask, None
     with torch.inference_mode(False), torch.no_grad():
         weight = weight.detach()
+        postpone = postpone and state.axis == 1 and state.chosen and can_choose(weight)
         if _is_due(state.counters, state.setting.update_freq, training):
+            if postpone:
+                state.counters[_AGE] = state.setting.update_freq
+                return torch.empty_like(state.mask), (state.setting.n, state.setting.m)
             state.mask = state.choose(weight)
             if state.in_place:
                 multiply_mask_(weight, state.mask)
         elif state.in_place:
             multiply_mask_(weight, state.mask)
+    return state.mask, None
 
 
 @torch.library.custom_op("openwork::refresh_mask", mutates_args=("counters",))
