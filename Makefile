@@ -29,7 +29,7 @@ test: lint       ## style, types and the whole test-suite
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 zoo: env         ## every network of the zoo, not only the sample that `make test` runs
-	$(BIN)/python benchmarks/coverage.py
+	$(BIN)/python benchmarks/zoo_coverage.py
 
 demo: env        ## the main job: train, prune, retrain, export, compare
 	OMP_NUM_THREADS=2 $(BIN)/python -m openwork demo

@@ -1,4 +1,4 @@
-"""The quick part of the zoo; `benchmarks/coverage.py` runs all of it."""
+"""The quick part of the zoo; `benchmarks/zoo_coverage.py` runs all of it."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@ Each network runs in a process of its own with a time limit: analyse, prune, for
 counted by `torch.utils.flop_counter` on both models, not by the engine. Seconds are those of analyze + prune;
 "Torch-Pruning kept" is the share of MACs that Torch-Pruning 1.6.1 kept, or how it failed.
 
-    python benchmarks/coverage.py                          # all, one at a time
-    python benchmarks/coverage.py --only resnet50 --only swin_t
-    python benchmarks/coverage.py --only timm:convnextv2_atto:224
-    python benchmarks/coverage.py --markdown benchmarks/coverage.md
+    python benchmarks/zoo_coverage.py                          # all, one at a time
+    python benchmarks/zoo_coverage.py --only resnet50 --only swin_t
+    python benchmarks/zoo_coverage.py --only timm:convnextv2_atto:224
+    python benchmarks/zoo_coverage.py --markdown benchmarks/coverage.md
 """
 
 from __future__ import annotations
