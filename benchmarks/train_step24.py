@@ -1,6 +1,7 @@
 """Cost of 2:4 masks in training: ResNet-50, input 2x3x64x64, one thread; update_freq 0 and 1 to dense.
 
-    OMP_NUM_THREADS=1 python benchmarks/train_step24.py
+    OMP_NUM_THREADS=1 python benchmarks/train_step24.py             # with numba, if it is installed
+    OMP_NUM_THREADS=1 python benchmarks/train_step24.py --numpy     # without
 
 * Step: processor time of forward, backward and SGD with momentum. Masked and dense steps alternate on one and
   the same model, in the same memory, by exchanging the classes of its layers; where weights lie in memory alone
@@ -16,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import io
 import statistics
+import sys
 import time
 from typing import Any
 
@@ -31,6 +33,7 @@ for _name in ("nms", "qnms"):
 import torchvision  # noqa: E402
 
 from openwork.config import GradMode, NofMSetting  # noqa: E402
+from openwork.sparsity import compiled  # noqa: E402
 from openwork.torch.sparse24 import apply_24, maskable_layers, masked_layers, masks_of  # noqa: E402
 
 _WAYS = {
@@ -68,16 +71,24 @@ class Trainer:
         return time.process_time() - start
 
     def peak(self) -> int:
-        """Bytes that one step takes at most from torch's allocator, above what is held before it."""
+        """Bytes that one step takes at most from torch's allocator, above what is held before it.
+
+        The profiler sees memory freed only if it saw it taken, so a step before the one that counts is watched too.
+        """
         activities = [torch.profiler.ProfilerActivity.CPU]
         with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
             self.step()
-        events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-        held = peak = 0
-        for event in sorted(events, key=lambda event: event.start_ns()):
-            held += event.nbytes()
-            peak = max(peak, held)
-        return peak
+            with torch.profiler.record_function("the step"):
+                self.step()
+        events = profile.profiler.kineto_results.events()
+        start = next(event.start_ns() for event in events if event.name() == "the step")
+        memory = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+        before = held = peak = sum(size for when, size in memory if when < start)
+        for when, size in memory:
+            if when >= start:
+                held += size
+                peak = max(peak, held)
+        return peak - before
 
 
 def _checkpoint_bytes(model: nn.Module) -> int:
@@ -88,6 +99,9 @@ def _checkpoint_bytes(model: nn.Module) -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
+    if "--numpy" in sys.argv[1:]:
+        compiled.kernels = lambda: None
+    print("compiled loops:", "none" if compiled.kernels() is None else "numba")
     dense_file = _checkpoint_bytes(torchvision.models.resnet50())
     rows = []
     for way, setting in _WAYS.items():
