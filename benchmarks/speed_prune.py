@@ -5,6 +5,9 @@ the work on a fresh copy of the model, not over building or copying it. Python's
 measurements, not inside: a full pass over all that torch and timm have made costs a quarter of a second, wherever
 it happens to fall.
 
+A floor stands beside them: one plain forward and one `copy.deepcopy` of the model. A tool that runs the model once and
+returns a new one needs about as much if it does nothing else (openwork runs it without data, and copies less than all).
+
     python benchmarks/speed_prune.py                              # all such networks of the zoo
     python benchmarks/speed_prune.py --only resnet50 --rounds 5
 """
@@ -57,6 +60,14 @@ def with_torch_pruning(model: Any, inputs: Any) -> None:
     pruner.step()
 
 
+def floor(model: Any, inputs: Any) -> None:
+    import torch
+
+    with torch.no_grad():
+        model(**inputs) if isinstance(inputs, dict) else model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    copy.deepcopy(model)
+
+
 def seconds(work: Callable[[Any, Any], None], model: Any, inputs: Any) -> float:
     fresh = copy.deepcopy(model)
     gc.collect()
@@ -69,14 +80,14 @@ def seconds(work: Callable[[Any, Any], None], model: Any, inputs: Any) -> float:
         gc.enable()
 
 
-def compare(name: str, rounds: int) -> tuple[float, float, float]:
-    """Medians in seconds: openwork analyze + prune, openwork prune alone, Torch-Pruning."""
+def compare(name: str, rounds: int) -> list[float]:
+    """Medians in seconds: openwork analyze + prune, openwork prune alone, Torch-Pruning, the floor."""
     from nets.zoo import ZOO
 
     net = ZOO[name]
     model, inputs = net.build(), net.inputs()
-    contenders = (with_openwork, with_openwork_prune, with_torch_pruning)
-    taken: list[list[float]] = [[], [], []]
+    contenders = (with_openwork, with_openwork_prune, with_torch_pruning, floor)
+    taken: list[list[float]] = [[], [], [], []]
     for index in range(rounds + 1):
         for times, work in zip(taken, contenders):
             times.append(seconds(work, model, inputs))
@@ -85,7 +96,7 @@ def compare(name: str, rounds: int) -> tuple[float, float, float]:
                 times.clear()
         elif taken[2][0] >= SLOW:
             break
-    return statistics.median(taken[0]), statistics.median(taken[1]), statistics.median(taken[2])
+    return [statistics.median(times) for times in taken]
 
 
 def arguments() -> argparse.Namespace:
@@ -109,24 +120,27 @@ def main() -> int:
     names = [net.name for net in ZOO.values() if net.torch_pruning_kept is not None]
     names = [name for name in names if name in options.only or not options.only]
     lines = [
-        "| network | openwork analyze + prune, s | prune alone, s | Torch-Pruning, s | ratio |",
-        "| --- | --- | --- | --- | --- |",
+        "| network | analyze + prune, s | prune alone, s | Torch-Pruning, s | ratio | floor, s | ratio of floor |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     print("\n".join(lines), flush=True)
-    ratios = []
+    ratios, floors = [], []
     for name in names:
         try:
-            ours, prune_alone, theirs = compare(name, options.rounds)
+            ours, prune_alone, theirs, least = compare(name, options.rounds)
         except Exception as error:
-            line = f"| {name} | | | | {type(error).__name__}: {str(error)[:80]} |"
+            line = f"| {name} | | | | {type(error).__name__}: {str(error)[:80]} | | |"
         else:
             ratios.append(theirs / ours)
-            line = f"| {name} | {ours:.3f} | {prune_alone:.3f} | {theirs:.3f} | {theirs / ours:.1f} |"
+            floors.append(theirs / least)
+            line = f"| {name} | {ours:.3f} | {prune_alone:.3f} | {theirs:.3f} | {theirs / ours:.1f} "
+            line += f"| {least:.3f} | {theirs / least:.1f} |"
         lines.append(line)
         print(line, flush=True)
     if ratios:
         summary = f"{len(ratios)} networks: geometric mean {statistics.geometric_mean(ratios):.1f} times faster, "
-        summary += f"least {min(ratios):.1f}, most {max(ratios):.1f}."
+        summary += f"least {min(ratios):.1f}, most {max(ratios):.1f}; "
+        summary += f"one forward and one copy: {statistics.geometric_mean(floors):.1f} times."
         print("\n" + summary)
         if options.markdown:
             command = "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
