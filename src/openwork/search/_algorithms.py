@@ -17,7 +17,7 @@ from openwork.search._records import GraphInfo, masks_of, problem_of_records
 
 __all__ = ["DynamicProgrammingSearch", "GreedySearch"]
 
-CURVES = {1: (2.0, 2.0), 2: (1.0, 1.0)}
+CURVES = {1: (2.0, 1.0), 2: (1.0, 1.0)}
 """(power, evenness) of both algorithms by the order of the scores; see `openwork.search._problem`.
 
 A slope of the loss says little about the loss: a trained net stands near a minimum, where the slopes of single samples

@@ -19,7 +19,6 @@ from openwork.config import load_retrain_config
 from openwork.config.chosen import read_chosen_channels
 from openwork.errors import ConfigError, FileError, ModelError, NothingToPruneError, UnsupportedModelError, WeightsError
 from openwork.search import GreedySearch, SearchChannelBase, SensitivityBase, get_attribute, set_attribute
-from openwork.torch.search import FisherSensitivity
 from openwork.torch.search.testing import small_net
 
 
@@ -230,7 +229,6 @@ class Untouched(SensitivityBase):
         ("FisherSensitivity", 1),
         ("FisherMagnitudeSensitivity", 1),
         ("OutputChangeSensitivity", 1),
-        (FisherSensitivity(power=1), 2),
         (Untouched, 2),
     ],
 )

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
+from openwork.errors import WeightsError
 from openwork.graph.groups import PruneGroup
 from openwork.importance import FloatArray
 from openwork.retrain.sensitivity import GroupSensitivity, refuse_silence
 from openwork.search._records import GraphInfo
 from openwork.tensorflow.feeds import Feed, batch_length, pieces_of, read_feeds
-from openwork.tensorflow.search._graph import SearchGraph
+from openwork.tensorflow.search._graph import Gradients, SearchGraph
 
-__all__ = ["BuiltinSensitivity", "DataSensitivity"]
+__all__ = ["BuiltinSensitivity", "DataSensitivity", "GateSensitivity"]
 
 
 class BuiltinSensitivity(GroupSensitivity):
@@ -40,10 +41,8 @@ class DataSensitivity(BuiltinSensitivity):
 
     Args:
         piece: samples that are run at a time, where the graph leaves the batch length open; scores are averaged over
-            the pieces of all feeds. None: each feed is cut into `pieces_per_feed`.
+            the pieces of all feeds. None: whole feeds.
     """
-
-    pieces_per_feed: ClassVar[int] = 1
 
     def __init__(self, piece: int | None = None) -> None:
         self.piece = piece
@@ -68,9 +67,7 @@ class DataSensitivity(BuiltinSensitivity):
         return [
             piece
             for feed in self.feeds
-            for piece in pieces_of(
-                graph, feed, self.piece or max(1, -(-batch_length(graph, feed) // self.pieces_per_feed))
-            )
+            for piece in pieces_of(graph, feed, self.piece or max(1, batch_length(graph, feed)))
         ]
 
     def scores(self, groups: Sequence[PruneGroup]) -> list[FloatArray]:
@@ -99,3 +96,32 @@ class DataSensitivity(BuiltinSensitivity):
     @abc.abstractmethod
     def piece_scores(self, groups: Sequence[PruneGroup], piece: Feed) -> list[FloatArray]:
         """Scores on one piece of the data; they are averaged over all pieces."""
+
+
+class GateSensitivity(DataSensitivity):
+    """A sensitivity made of the slopes of the loss by gates on the units where they are read.
+
+    A slope is the sum of weight * gradient over the weights that read the unit. The samples of a feed are run one by
+    one, where the graph leaves the batch length open; a feed that cannot be cut counts as one sample.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def prepare(self, groups: Sequence[PruneGroup]) -> None:
+        """See `DataSensitivity.prepare`."""
+        # Those of all members, not only of what reads: a NaN anywhere in the group is to be found here.
+        names = [member.parameter for group in groups for member in group.members]
+        self._gradients: Gradients = self.search_graph.gradients(names)
+
+    def slopes(self, groups: Sequence[PruneGroup], piece: Feed) -> list[FloatArray]:
+        """float64 [units] for each group.
+
+        Raises:
+            WeightsError: a gradient is NaN or infinite; the variable is named.
+        """
+        found = self._gradients.at(piece)
+        for name, gradient in found.items():
+            if not np.isfinite(gradient.sum()) and not np.isfinite(gradient).all():
+                raise WeightsError(f"gradient of {name} is NaN or infinite on input_data")
+        return [self.search_graph.gate_slopes(group, found) for group in groups]

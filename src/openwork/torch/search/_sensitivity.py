@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -40,7 +40,7 @@ class DataSensitivity(BuiltinSensitivity):
             batch is cut into `pieces_per_batch`, or more where there are more processes than pieces.
     """
 
-    pieces_per_batch: ClassVar[int] = 1
+    pieces_per_batch: int = 1
 
     def __init__(self, piece: int | None = None) -> None:
         self.piece = piece
