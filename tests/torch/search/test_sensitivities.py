@@ -118,19 +118,29 @@ def slopes_of(group, weights, samples):
 
 @pytest.mark.parametrize("piece", [1, 4, None])
 def test_taylor_against_weight_gradients_of_each_sample(piece):
-    """Mean over samples of the absolute summed weight * gradient of what reads a unit; ranks by the mean square."""
+    """Mean over samples of the absolute summed weight * gradient of what reads a unit."""
     net, images, labels = small_net(1)
     sensitivity = TaylorLossSensitivity(piece)
     # Equal pieces: the mean over pieces is then that over samples.
     images, labels = torch.cat([images, images[:2]]), torch.cat([labels, labels[:2]])
     groups, scores = scores_of(sensitivity, net, [images, labels])
     weights, samples = sample_gradients(net, images, labels)
-    assert len(sensitivity.rankings) == len(groups)
-    for group, values, ranks in zip(groups, scores, sensitivity.rankings):
+    for group, values in zip(groups, scores):
         slopes = slopes_of(group, weights, samples)
-        squares = np.mean(slopes**2, axis=0)
         assert np.allclose(values, np.mean(np.abs(slopes), axis=0), rtol=1e-4)
-        assert np.allclose(ranks / ranks.max(), squares / squares.max(), rtol=1e-3, atol=1e-7)
+
+
+def test_taylor_ranks_by_magnitude_and_silent_channels_first():
+    net, images, labels = small_net(1)
+    with torch.no_grad():
+        net.head.weight[:, 4] = 0
+    sensitivity = TaylorLossSensitivity()
+    groups, scores = scores_of(sensitivity, net, [images, labels])
+    _, magnitudes = scores_of(MagnitudeSensitivity(), net, [images, labels])
+    assert [int((values == 0).sum()) for values in scores] == [int(group.units == 12) for group in groups]
+    assert len(sensitivity.rankings) == len(groups)
+    for values, ranks, magnitude in zip(scores, sensitivity.rankings, magnitudes):
+        assert np.array_equal(ranks, np.where(values > 0, magnitude, 0))
 
 
 def test_the_ranks_choose_the_channels(tmp_path):
