@@ -95,6 +95,18 @@ def test_transposed_convolution_with_groups():
     assert np.allclose(importance.get("balanced_l2").score(group, lambda _: weight), expected)
 
 
+@pytest.mark.parametrize("name", ["balanced_l2", "l1", "l2"])
+@pytest.mark.parametrize("precision", [np.float32, np.float16])
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 300.0])
+def test_norms_of_low_precision_weights_are_exact(example, name, precision, scale):
+    """As if the same weights had been given in float64: squares neither overflow nor round to their precision."""
+    group, weights, _ = example
+    low = {key: (scale * array).astype(precision) for key, array in weights.items()}
+    high = {key: array.astype(np.float64) for key, array in low.items()}
+    criterion = importance.get(name)
+    assert np.allclose(criterion.score(group, low.get), criterion.score(group, high.get), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize(("name", "order"), [("l1", 1), ("l2", 2)])
 def test_magnitude(example, name, order):
     group, weights, _ = example

@@ -106,13 +106,15 @@ def channel_sums(member: Member, values: npt.NDArray[np.floating]) -> FloatArray
 def read_square_sums(source: ArraySource, member: Member) -> tuple[FloatArray, int]:
     """Sums of squares of the member's parameter as `channel_sums` gives them, and the parameter's size.
 
-    Squares and sums of a channel in the weights' own precision where NumPy has a fast dot product: one pass over
-    the memory, 2e-7 apart.
+    Squares and sums of a channel in the weights' own precision, float32 at least, where NumPy has a fast dot product:
+    one pass over the memory, 2e-7 apart.
 
     Raises:
         WeightsError: as `read` and `channel_sums`.
     """
     values = np.asarray(source(member.parameter))
+    if values.dtype.itemsize < 4:
+        values = values.astype(np.float32)
     dot = getattr(np, "vecdot", None)
     with np.errstate(over="ignore", invalid="ignore"):
         if dot is not None and member.axis == 0 and values.shape[:1] == (member.size,) and values.flags.c_contiguous:

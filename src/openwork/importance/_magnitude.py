@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import abc
 from typing import ClassVar
 
 import numpy as np
 
-from openwork.graph.groups import PruneGroup, Role
+from openwork.graph.groups import Member, PruneGroup, Role
 from openwork.importance._base import (
     ArraySource,
     FloatArray,
@@ -14,6 +15,7 @@ from openwork.importance._base import (
     Importance,
     channel_sums,
     read,
+    read_square_sums,
     unit_sums,
 )
 
@@ -21,7 +23,9 @@ __all__ = ["L1Magnitude", "L2Magnitude"]
 
 
 class _Magnitude(Importance):
-    power: ClassVar[int]
+    @abc.abstractmethod
+    def norms(self, member: Member, weights: ArraySource, units: int) -> FloatArray:
+        """The norm of what each unit has in a member: float64 [units]."""
 
     def score(self, group: PruneGroup, weights: ArraySource, gradients: GradientSource | None = None) -> FloatArray:
         """See `Importance.score`; gradients are not read.
@@ -32,9 +36,7 @@ class _Magnitude(Importance):
         members = [member for member in group.members if member.role is not Role.CARRIES] or group.members
         total = np.zeros(group.units)
         for member in members:
-            values = np.abs(read(weights, member.parameter).astype(np.float64, copy=False))
-            channels = channel_sums(member, values**self.power)
-            norms = unit_sums(member, channels, group.units) ** (1 / self.power)
+            norms = self.norms(member, weights, group.units)
             total += norms / (norms.mean() or 1.0)
         return total / max(1, len(members))
 
@@ -43,11 +45,18 @@ class L1Magnitude(_Magnitude):
     """Sum of absolute weights (Li et al., "Pruning Filters for Efficient ConvNets", 2017), group-wise."""
 
     name: ClassVar[str] = "l1"
-    power: ClassVar[int] = 1
+
+    def norms(self, member: Member, weights: ArraySource, units: int) -> FloatArray:
+        """See `_Magnitude.norms`."""
+        values = np.abs(read(weights, member.parameter))
+        return unit_sums(member, channel_sums(member, values), units)
 
 
 class L2Magnitude(_Magnitude):
     """Euclidean norm of the weights (Li et al., 2017; He et al., "Soft Filter Pruning", 2018), group-wise."""
 
     name: ClassVar[str] = "l2"
-    power: ClassVar[int] = 2
+
+    def norms(self, member: Member, weights: ArraySource, units: int) -> FloatArray:
+        """See `_Magnitude.norms`."""
+        return np.sqrt(unit_sums(member, read_square_sums(weights, member)[0], units))
