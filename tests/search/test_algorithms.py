@@ -77,7 +77,7 @@ class TestUserClass(SearchChannelSuite):
 @pytest.mark.parametrize("algorithm", [GreedySearch, DynamicProgrammingSearch])
 @pytest.mark.parametrize(
     ("order", "arguments", "power", "evenness"),
-    [(1, {}, 2, 1), (2, {}, 1, 1), (1, {"evenness": 0}, 2, 0), (2, {"power": 3.0}, 3, 1)],
+    [(0, {}, 2, 2), (1, {}, 2, 1), (2, {}, 1, 1), (1, {"evenness": 0}, 2, 0), (2, {"power": 3.0}, 3, 1)],
 )
 def test_the_curve_follows_the_order_of_the_scores(algorithm, order, arguments, power, evenness):
     problem, _ = chain(1)

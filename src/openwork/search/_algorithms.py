@@ -17,7 +17,7 @@ from openwork.search._records import GraphInfo, masks_of, problem_of_records
 
 __all__ = ["DynamicProgrammingSearch", "GreedySearch"]
 
-CURVES = {1: (2.0, 1.0), 2: (1.0, 1.0)}
+CURVES = {0: (2.0, 2.0), 1: (2.0, 1.0), 2: (1.0, 1.0)}
 """(power, evenness) of both algorithms by the order of the scores; see `openwork.search._problem`.
 
 A slope of the loss says little about the loss: a trained net stands near a minimum, where the slopes of single samples
@@ -71,7 +71,7 @@ class _Search(SearchChannelBase):
         return masks_of(removed, graph_info)
 
     def _curved(self, group: SearchGroup) -> SearchGroup:
-        power, evenness = CURVES[2 if group.score_order >= 2 else 1]
+        power, evenness = CURVES[min(2, max(0, group.score_order))]
         return replace(
             group,
             power=power if self.power is None else self.power,

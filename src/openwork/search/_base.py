@@ -20,8 +20,9 @@ class SensitivityBase(abc.ABC):
     """Scores channels: what is lost with each.
 
     Attributes:
-        score_order: 1 when scores are sizes of slopes of the loss (|weight * gradient|) or of weights, 2 when they are
-            losses or squares of slopes. The built-in algorithms square the former.
+        score_order: 0 when scores are sizes of weights, which know nothing of the loss, 1 when they are sizes of
+            slopes of the loss (|weight * gradient|), 2 when they are losses or squares of slopes. The built-in
+            algorithms square the first two, and prune more evenly by the first.
         rankings: after `get_sensitivity`, None, or one array for each record: float64 [units of the group]. Then
             scores say how many channels of a layer go, and the units with the lowest ranks are those that go.
     """

@@ -22,6 +22,8 @@ class MagnitudeSensitivity(BuiltinSensitivity):
         criterion: another criterion of `openwork.importance` that needs no gradients, by name or object.
     """
 
+    score_order = 0
+
     def __init__(self, criterion: str | Importance = "l2") -> None:
         self.criterion = importance.get(criterion)
 
