@@ -8,9 +8,9 @@ that on the whole test set.
     python benchmarks/search_accuracy.py --summary accuracy.jsonl
 
 The exponents of the search's curve (docs/search.md) are compared on images that no other figure uses, `--curve` giving
-power and evenness:
+power and evenness, `ALTERNATIVES` other ways to choose the channels inside a layer:
 
-    python benchmarks/search_accuracy.py --data tuning14 --curve 1,1 --curve 2,2 --methods "" --results tuning.jsonl
+    python benchmarks/search_accuracy.py --data tuning14 --curve 2,1 --curve 2,2 --methods "" --results tuning.jsonl
 
 Results are appended line by line; what stands there already is not run again. `--width` scales all channels, `--share`
 is the share of MACs kept.
@@ -158,6 +158,32 @@ METHODS: dict[str, Method] = {
 }
 
 
+class ByScores(TaylorLossSensitivity):
+    """The default, but its scores choose the channels inside a layer too."""
+
+    def scores(self, groups: Any) -> Any:
+        found = super().scores(groups)
+        self.rankings = None
+        return found
+
+
+class BySquares(TaylorLossSensitivity):
+    """The default, but the mean squares of the slopes choose the channels inside a layer."""
+
+    def scores(self, groups: Any) -> Any:
+        found = super().scores(groups)
+        squares = FisherSensitivity()
+        squares.graph, squares.batches = self.graph, self.batches
+        self.rankings = squares.scores(groups)
+        return found
+
+
+ALTERNATIVES: dict[str, Method] = {
+    "ranked by scores": search(ByScores),
+    "ranked by squares": search(BySquares),
+}
+
+
 def curve(text: str) -> tuple[str, Method]:
     """The default with other exponents, from ``power,evenness``."""
     power, evenness = (float(part) for part in text.split(","))
@@ -222,7 +248,8 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--curve", action="append", default=[], help="also the default with other power,evenness")
     parser.add_argument("--share", type=float, action="append")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=3, help="end of the range of seeds")
     parser.add_argument("--width", type=float, default=0.5)
     parser.add_argument("--epochs", type=float, default=5)
     parser.add_argument("--steps", type=int, default=94, help="fine-tuning steps of 64 images")
@@ -237,14 +264,16 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     options.results.parent.mkdir(parents=True, exist_ok=True)
-    methods = {name: METHODS[name] for name in options.methods.split(",") if name} | dict(map(curve, options.curve))
+    methods = {name: (METHODS | ALTERNATIVES)[name] for name in options.methods.split(",") if name} | dict(
+        map(curve, options.curve)
+    )
     done = set()
     if options.results.exists():
         for line in options.results.read_text().splitlines():
             row = json.loads(line)
             done.add((row["data"], row["net"], row["share"], row["seed"], row["method"]))
     split, test, size = load(options.data)
-    for seed in range(options.seeds):
+    for seed in range(options.first_seed, options.seeds):
         for net in options.nets.split(","):
             model = trained(options, net, seed, size, split)
             order = torch.randperm(len(split[1]), generator=torch.Generator().manual_seed(seed))[:256]
