@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
+TORCHVISION ?= torchvision==0.28.0
 # Spinning OpenMP threads of several processes on few cores slow each other down by orders of magnitude.
 export OMP_WAIT_POLICY := passive
 export OMP_NUM_THREADS ?= 1
@@ -15,7 +16,7 @@ $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip<26.2"
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet "$(TORCH)" "torchvision==0.28.0" -e ".[dev]"
+	$(BIN)/python -m pip install --quiet "$(TORCH)" "$(TORCHVISION)" -e ".[dev]"
 	@touch $@
 
 env: $(VENV)/.ready    ## the virtual environment with all that development needs

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import onnx
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "torch"))
 
 from convert_masking import mask_to_24
 from openwork.convert.job import Options, convert, decompress
@@ -29,9 +30,9 @@ def exports(folder: Path, dynamo: bool) -> list[tuple[str, Path, str | None]]:
     """(name, file, input shapes) of the networks."""
     import torch
 
-    keep = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        keep.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    from nets.vision import allow_torchvision
+
+    allow_torchvision()
     import torchvision
     from transformers import BertConfig, BertModel
 
@@ -69,7 +70,6 @@ def exports(folder: Path, dynamo: bool) -> list[tuple[str, Path, str | None]]:
             print(f"{name}: cannot be exported here: {str(error).splitlines()[0][:100]}")
             continue
         files.append((path.stem, path, None))
-    del keep
     return files
 
 

@@ -9,21 +9,21 @@ check that its outputs stay. Times are wall clock and, in brackets, processor ti
 
 from __future__ import annotations
 
-import contextlib
 import statistics
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from openwork.sparsity.permutation import search_permutation
 
-# torchvision's compiled operators are not needed; without them its import asks only that they are declared.
-_library = torch.library.Library("torchvision", "FRAGMENT")
-for _name in ("nms", "qnms"):
-    with contextlib.suppress(RuntimeError):
-        _library.define(_name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "torch"))
 
+from nets.vision import allow_torchvision
+
+allow_torchvision()
 import torchvision  # noqa: E402
 
 from openwork.torch.sparse24 import maskable_layers  # noqa: E402

@@ -30,15 +30,12 @@ RUNNING = re.compile(
 )
 
 # Imported by every Python process that a page starts.
-STUB = """
-import importlib.util
-if importlib.util.find_spec("torchvision") is not None:
-    import torch
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    torch.openwork_keeps = library
+STUB = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "tests" / "torch")!r})
+from nets.vision import allow_torchvision
+allow_torchvision()
+sys.path.pop(0)
 """
 
 # Runs a page: its script has line numbers of the page, so that errors name them.

@@ -16,6 +16,7 @@ from torch import nn
 
 from nets import checks, transformer_configs
 from nets.micro import perturb
+from nets.vision import allow_torchvision
 
 __all__ = ["SAMPLE", "ZOO", "ZooNet", "allow_torchvision", "find", "randomise_norm_statistics"]
 
@@ -90,19 +91,6 @@ timm mobilenetv4_conv_small 224 0.276
 timm skresnet18 224 fails
 timm selecsls42 224 0.252
 """
-
-
-@functools.cache
-def allow_torchvision() -> torch.library.Library:
-    """Define the operators that torchvision's compiled part would bring, where that part cannot be loaded.
-
-    Call before the first import of torchvision. Where the compiled part has brought them, nothing is defined.
-    """
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return library
 
 
 @dataclass(frozen=True)
