@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -14,6 +16,7 @@ from torch.nn import functional
 import openwork.torch as amct
 from openwork.errors import ConfigError, ModelError, RecordError, UnsupportedModelError, WeightsError
 from openwork.record import Record, SelectiveMaskRecord, load_record, save_record
+from openwork.sparsity import nm_mask
 from openwork.torch.sparse24 import masks_of
 
 MASKS = "prune_config { n_out_of_m_pruner { l1_selective_prune { n_out_of_m_type: M4N2 update_freq: %d } } }\n"
@@ -238,3 +241,94 @@ def test_layers_that_cannot_be_masked_are_left_alone_and_told(tmp_path, caplog):
     assert list(masks_of(masked)) == ["2"]
     assert "0 gets no 2:4 mask: its weight is shared by 2 modules" in caplog.text
     assert "3 gets no 2:4 mask: it has 2 input channels" in caplog.text
+
+
+_SR_STE = (
+    "prune_config { n_out_of_m_pruner { l1_selective_prune { n_out_of_m_type: M4N2 update_freq: 1 grad_mode: SR_STE "
+    "sr_ste_decay: 0.1 } } }\n"
+)
+
+
+def _retrained(tmp_path, text):
+    config, record = _config(tmp_path, text), tmp_path / "record.txt"
+    model = amct.create_prune_retrain_model(_net(), (_x(),), config, record)
+    _train(model)
+    return model, config, record
+
+
+@pytest.mark.parametrize("text", [MASKS % 1, MASKS % 3, _SR_STE], ids=["always", "every third", "sr_ste"])
+def test_a_record_of_a_later_checkpoint_is_told_from_an_earlier_one(text, tmp_path, caplog):
+    model, config, record = _retrained(tmp_path, text)
+    torch.save(model.state_dict(), tmp_path / "best.pth")
+    best, kept = model.eval()(_x(9)), record.read_text()
+    (tmp_path / "best.txt").write_text(kept)
+    model.train()
+    _train(model, 8, 1.0)
+    torch.save(model.state_dict(), tmp_path / "last.pth")
+    last = model.eval()(_x(9))
+    assert record.read_text() != kept
+
+    def restored(record_file, weights):
+        caplog.clear()
+        return amct.restore_prune_retrain_model(_net(), (_x(),), record_file, config, tmp_path / weights).eval()
+
+    for record_file, weights, expected in ((tmp_path / "best.txt", "best.pth", best), (record, "last.pth", last)):
+        before = record_file.read_bytes()
+        twin = restored(record_file, weights)
+        assert torch.equal(twin(_x(9)), expected)
+        assert "another checkpoint" not in caplog.text
+        assert record_file.read_bytes() == before
+        twin.state_dict()
+        assert record_file.read_bytes() == before
+    other = restored(record, "best.pth")
+    assert "the record was written beside another checkpoint: the masks of 3 layers" in caplog.text
+    plain = _net()
+    plain.load_state_dict(torch.load(tmp_path / "best.pth"))
+    for name, mask in masks_of(other).items():
+        np.testing.assert_array_equal(mask, nm_mask(plain.get_submodule(name).weight.detach().numpy()))
+
+
+def test_a_checkpoint_of_a_mask_that_never_changes_needs_no_record_of_its_own(tmp_path, caplog):
+    model, config, record = _retrained(tmp_path, MASKS % 0)
+    torch.save(model.state_dict(), tmp_path / "best.pth")
+    best = model.eval()(_x(9))
+    _train(model.train(), 8, 1.0)
+    model.state_dict()
+    twin = amct.restore_prune_retrain_model(_net(), (_x(),), record, config, tmp_path / "best.pth")
+    assert torch.equal(twin.eval()(_x(9)), best)
+    assert "another checkpoint" not in caplog.text
+
+
+@pytest.mark.parametrize("frequency", [0, 1, 5])
+def test_weights_loaded_into_a_live_model_choose_their_own_masks(frequency, tmp_path):
+    model, *_ = _retrained(tmp_path, MASKS % frequency)
+    saved = copy.deepcopy(model.state_dict())
+    _train(model, 8, 1.0)
+    model.load_state_dict(saved)
+    model.eval()(_x())
+    for name, mask in masks_of(model).items():
+        np.testing.assert_array_equal(mask, nm_mask(saved[f"{name}.weight"].numpy()))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_diverged_are_not_saved(value, tmp_path):
+    model, *_ = _retrained(tmp_path, MASKS % 1)
+    with torch.no_grad():
+        model[3].weight[0, 0, 0, 0] = value
+    with pytest.raises(ModelError, match=r"layer '3': its weight has (NaN|infinity)"):
+        amct.save_prune_retrain_model(model, tmp_path / "out" / "m", (_x(),))
+    assert not (tmp_path / "out").exists()
+    net = _net()
+    with torch.no_grad():
+        net[7].weight[0, 0] = value
+    with pytest.raises(ModelError, match=r"layer '7': its weight has (NaN|infinity)"):
+        amct.create_prune_retrain_model(net, (_x(),), _config(tmp_path, MASKS % 1), tmp_path / "r.txt")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_floats_are_not_quantised(dtype, tmp_path):
+    with pytest.raises(ModelError, match=rf"layer '\d': its weight is {dtype}; .* needs torch.float32"):
+        amct.create_compressed_retrain_model(
+            _net().to(dtype), (_x().to(dtype),), _config(tmp_path, MASKS % 1 + QUANT), tmp_path / "r.txt"
+        )
+    assert not (tmp_path / "r.txt").exists()

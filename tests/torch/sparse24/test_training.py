@@ -389,7 +389,7 @@ _COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor nee
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[_COMPILER, pytest.mark.slow])])
-@pytest.mark.parametrize("setting", [ONCE, ALWAYS], ids=["once", "always"])
+@pytest.mark.parametrize("setting", [ONCE, ALWAYS, SR_STE], ids=["once", "always", "sr_ste"])
 def test_compiled_training_agrees(setting, backend):
     torch._dynamo.reset()
     masked = _masked(setting)
@@ -407,3 +407,16 @@ def test_compiled_training_agrees(setting, backend):
             pair = [finalize(model).get_submodule(name).weight for model in (masked, twin)]
             torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-5)
             assert (masks_of(masked)[name] == masks_of(twin)[name]).all()
+
+
+@pytest.mark.slow
+@_COMPILER
+def test_compiled_products_pull_by_the_decay_that_was_asked_for():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    eager = apply_24(nn.Sequential(nn.Linear(8, 4)), {"0": SR_STE})
+    compiled = copy.deepcopy(eager)
+    x = torch.rand(16, 8)
+    eager(x).sum().backward()
+    torch.compile(compiled)(x).sum().backward()
+    torch.testing.assert_close(compiled[0].weight.grad, eager[0].weight.grad)

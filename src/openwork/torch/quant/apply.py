@@ -65,7 +65,7 @@ def apply_quant(model: nn.Module, settings: Mapping[str, QuantSetting], batches:
     Raises:
         UnsupportedModelError: `model` is no module, or a layer is quantised already.
         ConfigError: a name is no layer, or the layer cannot be quantised (the reason is in the message).
-        ModelError: a weight has NaN.
+        ModelError: a weight has NaN, or is not float32.
     """
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedModelError(f"model is a {type(model).__name__}; a Python torch.nn.Module is needed")
@@ -87,11 +87,16 @@ def quantize_layers(model: nn.Module, settings: Mapping[str, QuantSetting], batc
     """Quantise layers of a model itself.
 
     Raises:
-        ModelError: a weight has NaN.
+        ModelError: a weight has NaN, or is not float32.
     """
     layers = dict(model.named_modules())
     for name in settings:
         weight: Tensor = layers[name]._parameters["weight"]  # type: ignore[assignment]
+        if weight.dtype is not torch.float32:
+            raise ModelError(
+                f"layer {name!r}: its weight is {weight.dtype}; quantisation-aware training needs torch.float32 "
+                "(autocast may still compute in half precision)"
+            )
         if not weight.is_meta and torch.isnan(weight.detach()).any():
             raise ModelError(f"layer {name!r}: its weight has NaN; it has no scale")
     for name, setting in settings.items():

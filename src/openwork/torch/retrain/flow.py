@@ -30,6 +30,7 @@ from openwork.torch.retrain.masking import (
 from openwork.torch.retrain.records import plan_from_record, records_from_plan
 from openwork.torch.retrain.weights import load_state, read_checkpoint, without_prefix
 from openwork.torch.sparse24 import finalize, masked_layers
+from openwork.torch.sparse24.apply import check_finite
 from openwork.torch.structure import unwrap
 from openwork.torch.surgery import apply_plan
 
@@ -213,13 +214,14 @@ def save_prune_retrain_model(
         ConfigError: no such operator set.
         UnsupportedModelError: the model simulates quantisation.
         FileError: the files cannot be written (found before the export).
-        ModelError: torch cannot export the model.
+        ModelError: torch cannot export the model, or a masked weight has NaN or infinity.
     """
     module = unwrap(model)
     given = as_tuple(input_data)
     if quantized_layers(module):
         raise UnsupportedModelError("the model simulates quantisation; save_compressed_retrain_model saves it")
     if masked_layers(module):
+        check_finite(masked_layers(module))
         write_masks(module)
         module = finalize(module)
     export_onnx(module, deploy_paths(save_path), given, input_names, output_names, dynamic_axes, opset)

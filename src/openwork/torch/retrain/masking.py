@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import zlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -34,6 +34,8 @@ __all__ = [
 
 _LOG = logging.getLogger("openwork")
 _AMCT_WRAPPER = ".replaced_module."
+# Attribute of a mask in the record: which weight it was written beside.
+_DIGEST = "openwork_weight"
 
 
 def layers_to_mask(model: nn.Module, wanted: Mapping[str, NofMSetting]) -> dict[str, NofMSetting]:
@@ -117,15 +119,21 @@ def restore_masks(
     check_settings(model, wanted)
     mask_layers(model, wanted)
     load_masks(model, {name: mask.mask() for name, mask in record.masks.items()})
-    _follow(model, record, path)
+    # The weights are still to come: nothing is written before `settle_masks`.
+    _follow(model, record, path, waiting=True)
 
 
 def settle_masks(model: nn.Module) -> None:
     """After weights were loaded: where a weight keeps its pattern by itself, its own zeros are the mask.
 
     A checkpoint from a mask that never changes has exact zeros, so it and its mask agree whatever the record
-    says. One that keeps pruned values (also AMCT's) needs the record's mask.
+    says. One that keeps pruned values (also AMCT's) needs the record's mask. If the record was written beside other
+    weights, it is no longer theirs: masks are chosen anew, with a warning.
     """
+    for keeper in _keepers_of(model):
+        keeper.waiting = False
+    digests = _digests_of(model)
+    others = []
     for name, layer in masked_layers(model).items():
         state = state_of(layer)
         weight: torch.Tensor = layer._parameters["weight"].detach()  # type: ignore[union-attr]
@@ -135,6 +143,21 @@ def settle_masks(model: nn.Module) -> None:
         if check(weight, state.axis, *pattern, state.blocks) and bool((weight[~state.mask] != 0).any()):
             _LOG.warning("%s: the weights have zeros of their own that the record's mask contradicts; they hold", name)
             state.set(nm_mask(weight, *pattern, state.axis, state.blocks))
+        elif state.changes:
+            written = digests.get(name, "")
+            if written.partition(":")[0] == str(weight.dtype) and written != _digest(weight):
+                others.append(name)
+                state.set(nm_mask(weight, *pattern, state.axis, state.blocks))
+            else:
+                state.set(state.mask)
+    if others:
+        _LOG.warning(
+            "the record was written beside another checkpoint: the masks of %d layers (%s%s) are chosen anew from the "
+            "weights; keep a copy of the record with each checkpoint to restore exactly",
+            len(others),
+            others[0],
+            ", .." if len(others) > 1 else "",
+        )
 
 
 def plain_keys(state: Mapping[str, Any], masked: Collection[str], own: Iterable[str]) -> dict[str, Any]:
@@ -157,16 +180,34 @@ def plain_keys(state: Mapping[str, Any], masked: Collection[str], own: Iterable[
     return result
 
 
+def _digest(weight: torch.Tensor) -> str:
+    """Type and checksum of a weight, to tell whether a record and a checkpoint belong together."""
+    raw = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return f"{weight.dtype}:{zlib.crc32(raw):08x}"
+
+
+def _digests_of(model: nn.Module) -> dict[str, str]:
+    """What the record that the model follows says of the weights it was written beside, by layer."""
+    found: dict[str, str] = {}
+    for keeper in _keepers_of(model):
+        for name, mask in keeper.record.masks.items():
+            value = mask.extra.get(_DIGEST, "")
+            found[name] = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return found
+
+
 def write_masks(model: nn.Module) -> None:
     """Write the masks in force to the record that the model follows, if it follows one."""
-    for hook in model._state_dict_hooks.values():
-        if isinstance(hook, _Keeper):
-            hook.write(model)
+    for keeper in _keepers_of(model):
+        keeper.write(model)
 
 
-def _follow(model: nn.Module, record: Record, path: str | os.PathLike[str]) -> None:
-    keeper = _Keeper(record, os.path.abspath(path))
-    model._register_state_dict_hook(keeper)
+def _follow(model: nn.Module, record: Record, path: str | os.PathLike[str], waiting: bool = False) -> None:
+    model._register_state_dict_hook(_Keeper(record, os.path.abspath(path), waiting))
+
+
+def _keepers_of(model: nn.Module) -> list[_Keeper]:
+    return [hook for hook in model._state_dict_hooks.values() if isinstance(hook, _Keeper)]
 
 
 @dataclass
@@ -179,19 +220,28 @@ class _Keeper:
 
     record: Record
     path: str
+    waiting: bool = False
 
     def __call__(self, model: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
-        self.write(model)
+        if not self.waiting:
+            self.write(model)
 
     def write(self, model: nn.Module) -> None:
         if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_rank():
             return
-        masks = {name: mask for name, mask in masks_of(model).items() if name in self.record.masks}
-        changed = {
-            name: SelectiveMaskRecord.of(name, mask)
-            for name, mask in masks.items()
-            if not np.array_equal(self.record.masks[name].mask(), mask)
-        }
+        layers = masked_layers(model)
+        changed = {}
+        for name, mask in masks_of(model).items():
+            if name not in self.record.masks:
+                continue
+            held = self.record.masks[name]
+            extra = dict(held.extra)
+            weight = layers[name]._parameters["weight"]
+            if state_of(layers[name]).changes and weight is not None and not weight.is_meta:
+                extra[_DIGEST] = _digest(weight)
+            found = replace(SelectiveMaskRecord.of(name, mask), extra=extra)
+            if found != held:
+                changed[name] = found
         if changed:
             self.record = replace(self.record, masks={**self.record.masks, **changed})
             save_record(self.record, self.path)

@@ -66,7 +66,7 @@ def apply_24(model: nn.Module, settings: Mapping[str, NofMSetting]) -> nn.Module
     Raises:
         UnsupportedModelError: `model` is no module, is a ScriptModule, is quantised, or has masks already.
         ConfigError: a name is no layer, or the layer cannot hold the mask (the reason is in the message).
-        ModelError: a weight has NaN.
+        ModelError: a weight has NaN or infinity.
     """
     check_settings(model, settings)
     result = copy.deepcopy(model)
@@ -91,10 +91,22 @@ def check_settings(model: nn.Module, settings: Mapping[str, NofMSetting]) -> Non
         if known[name]:
             raise ConfigError(f"layer {name!r} cannot be masked: {known[name]}")
     layers = dict(model.named_modules())
-    for name in settings:
-        weight: Tensor = layers[name]._parameters["weight"]  # type: ignore[assignment]
-        if not weight.is_meta and torch.isnan(weight.detach()).any():
-            raise ModelError(f"layer {name!r}: its weight has NaN; the magnitudes cannot be compared")
+    check_finite({name: layers[name] for name in settings})
+
+
+def check_finite(layers: Mapping[str, nn.Module]) -> None:
+    """Raise if the weight of one of these layers, by name, has numbers that a mask cannot make zero.
+
+    Raises:
+        ModelError: a weight has NaN or infinity.
+    """
+    for name, layer in layers.items():
+        weight: Tensor = layer._parameters["weight"]  # type: ignore[assignment]
+        if not weight.is_meta and not torch.isfinite(weight.detach()).all():
+            what = "NaN" if torch.isnan(weight.detach()).any() else "infinity"
+            raise ModelError(
+                f"layer {name!r}: its weight has {what}; magnitudes cannot be compared, nor zeroed by a mask"
+            )
 
 
 def mask_layers(model: nn.Module, settings: Mapping[str, NofMSetting]) -> None:

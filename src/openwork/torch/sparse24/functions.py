@@ -48,6 +48,9 @@ def _weight_gradient(gradient: Tensor, weight: Tensor, mask: Tensor, decay: floa
     if decay is None:
         return multiply_mask_(gradient, mask) if gradient.is_contiguous() else gradient * mask
     pruned = mask.logical_not()
+    if torch.compiler.is_compiling():
+        # inductor loses the factor of an addition that it puts into a matrix product.
+        return gradient + decay * masked(weight, pruned)
     return gradient.add_(masked(weight, pruned), alpha=decay)
 
 

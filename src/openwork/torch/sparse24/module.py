@@ -68,6 +68,11 @@ class MaskedLayer:
             state.mask = torch.ones_like(state.mask, device=device) if state.mask.is_meta else state.mask.to(device)
         return layer
 
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
+        if f"{prefix}weight" in state_dict:
+            state_of(self).forget()  # type: ignore[arg-type]
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The subclass has no name of its own by which pickle could find it.
         return _rebuild, (type(self)._openwork_plain,), self.__dict__  # type: ignore[attr-defined]

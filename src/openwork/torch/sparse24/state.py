@@ -50,8 +50,7 @@ class MaskState:
         Compiled code leaves the parameter alone (inductor loses such writes where it changes a layout); it uses
         the mask as if it could change, and the zeros come with the next eager forward or `finalize`.
         """
-        fixed = self.setting.update_freq == 0 and self.setting.grad_mode is GradMode.MASKED
-        return fixed and not torch.compiler.is_compiling()
+        return not self.changes and not torch.compiler.is_compiling()
 
     @property
     def decay(self) -> float | None:
@@ -71,6 +70,16 @@ class MaskState:
         self.mask = mask
         self.counters[_CHOSEN] = 1
         self.counters[_AGE] = 0
+
+    @property
+    def changes(self) -> bool:
+        """Whether pruned weights keep values, so that a weight does not tell its mask."""
+        return self.setting.update_freq != 0 or self.setting.grad_mode is not GradMode.MASKED
+
+    def forget(self) -> None:
+        """Other weights were loaded: the next forward chooses a mask for them, where they do not tell it themselves."""
+        if self.changes:
+            self.counters[_CHOSEN] = 0
 
     def take(self, mask: Tensor) -> None:
         """Take `mask` as the one that a training forward has chosen, see `refresh`."""
