@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from openwork.sparsity import permutation
 from openwork.sparsity.permutation import kept_magnitude, search_permutation
 
 
@@ -70,3 +71,10 @@ def test_bad_input():
         search_permutation(np.ones((2, 3, 4)))
     with pytest.raises(ValueError, match="10 channels"):
         search_permutation(np.ones((2, 10)), blocks=3)
+
+
+def test_a_small_search_ends_by_itself_and_is_the_same_each_time(monkeypatch):
+    monkeypatch.setattr(permutation.time, "monotonic", lambda: 0.0)  # no deadline is ever reached
+    results = [search_permutation(_normal(16, 20)) for _ in range(2)]
+    assert results[0].order.tolist() == results[1].order.tolist()
+    assert results[0].gain > 0.2

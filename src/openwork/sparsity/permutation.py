@@ -4,8 +4,8 @@ Which four channels share a group is free as long as producers and consumers agr
 improves the grouping two stripes (groups of four channels) at a time: of the 35 ways to divide their eight
 channels into two stripes it takes the best. All rows count at once. Rounds of pairs follow until no pair
 gains; then a few channels are thrown about at random and the search goes on from there, keeping what is better,
-while time is left. The pairwise search is that of Pool and Yu, "Channel permutations for N:M sparsity"
-(2021), there with bounded regressions in place of the random throws.
+while time is left and something is found now and then. The pairwise search is that of Pool and Yu, "Channel
+permutations for N:M sparsity" (2021), there with bounded regressions in place of the random throws.
 
 For one row and channels a, b, c, d the magnitude kept is the largest of max(a, b) + max(c, d), a + b and
 c + d, so that all 70 choices of four among eight come from maxima and sums of their 28 pairs.
@@ -28,6 +28,8 @@ IntArray = npt.NDArray[np.int64]
 # Numbers in the arrays of one batch of stripe pairs: they stay in a processor's cache.
 _BATCH = 16384
 _LARGEST_ROWS = 512
+# Throws in a row that bring nothing, for each stripe, after which the search ends before its time.
+_PATIENCE = 40
 
 _PAIRS = list(itertools.combinations(range(8), 2))
 _PAIR_INDEX = {pair: index for index, pair in enumerate(_PAIRS)}
@@ -82,8 +84,8 @@ def search_permutation(
     Args:
         rows: [rows, channels], the weights of all layers that read the channels, one above the other (of a
             convolution one row for each output channel and kernel place).
-        seconds: time after which no further round begins. Ample for some hundred channels; with thousands the
-            descent is cut off, with most of its gain made.
+        seconds: time after which no further round begins; the search ends before when throws have long brought
+            nothing. Ample for some hundred channels; with thousands the descent is cut off, with most of its gain made.
         seed: of the random numbers.
         blocks: channels are this many equal blocks and none leaves its own (groups of a convolution).
 
@@ -234,7 +236,8 @@ class _Search:
         """Throw channels about and descend again, while time is left; keep what is better."""
         if self._stripes < 3:
             return
-        while time.monotonic() < deadline:
+        failed = 0
+        while time.monotonic() < deadline and failed < _PATIENCE * self._stripes:
             count = min(self._stripes, 3)
             stripes = self._generator.choice(self._stripes, count, replace=False)
             kept = self.order.copy()
@@ -243,6 +246,8 @@ class _Search:
             places = self._generator.integers(0, 4, count)
             groups[stripes, places] = np.roll(groups[stripes, places], 1)
             change = self._value(stripes) - before + self.descend({int(stripe) for stripe in stripes}, deadline)
+            # Rounding makes gains of its own.
+            failed = 0 if change > 1e-6 * before else failed + 1
             if change <= 0:
                 self.order = kept
 

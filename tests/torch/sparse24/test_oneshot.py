@@ -96,3 +96,16 @@ def test_bad_requests():
         one_shot(_net(), method="wanda")
     with pytest.raises(ConfigError, match="'1' cannot be masked"):
         one_shot(_net(), layers=["1"])
+
+
+@pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
+def test_one_tensor_is_one_batch_and_must_be_finite(method):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 5))
+    x = torch.randn(6, 4, 4, 4)
+    alone, listed = one_shot(net, x, method), one_shot(net, [x], method)
+    for key, value in listed.state_dict().items():
+        assert torch.equal(alone.state_dict()[key], value)
+    x[2, 1, 0, 0] = float("nan")
+    with pytest.raises(ModelError, match="calibration batch 1 has NaN or infinity"):
+        one_shot(net, [torch.ones(1, 4, 4, 4), x], method)

@@ -38,7 +38,8 @@ def one_shot(
 
     Args:
         model: a trained model; it is not changed.
-        batches: calibration inputs, each a tensor or a tuple of positional arguments; not needed for magnitude.
+        batches: calibration inputs, each a tensor or a tuple of positional arguments; a tensor in place of all is
+            one batch; not needed for magnitude.
         method: ``magnitude``, ``wanda`` or ``sparsegpt``, see `openwork.sparsity.oneshot`.
         layers: names of layers; None: all that can hold the mask.
         n: weights kept of each group.
@@ -50,7 +51,7 @@ def one_shot(
 
     Raises:
         ConfigError: no such method, or a layer that cannot hold the mask.
-        ModelError: a method that needs batches got none, or a weight has NaN.
+        ModelError: a method that needs batches got none, a batch has NaN or infinity, or a weight has.
     """
     if method not in METHODS:
         raise ConfigError(f"method is {method!r}; {nearest(method, METHODS)}")
@@ -62,7 +63,13 @@ def one_shot(
         for name in names:
             _by_magnitude(modules[name], n, m)
         return result
+    if isinstance(batches, Tensor):
+        batches = (batches,)
     held = [batch if isinstance(batch, (tuple, list)) else (batch,) for batch in batches]
+    for number, batch in enumerate(held):
+        for value in batch:
+            if isinstance(value, Tensor) and value.is_floating_point() and not torch.isfinite(value).all():
+                raise ModelError(f"calibration batch {number} has NaN or infinity; finite numbers are needed")
     if not held:
         raise ModelError(f"method {method!r} needs at least one batch of inputs")
     order = _order(result, held[0], {name: modules[name] for name in names})
