@@ -14,8 +14,8 @@ _WORD = re.compile(r"[^\W\d]\w*")
 def name_axes(program: Any, dynamic_axes: Mapping[str, Any] | None) -> None:
     """Give the dynamic axes of an exported program's inputs the names asked for, everywhere they occur.
 
-    Some releases of torch, 2.8 for one, drop the names and invent their own (``s77``); where the names are right already,
-    nothing is touched. Two axes that the exporter found to be always equal share one name, the first.
+    Some releases of torch, 2.8 for one, drop the names and invent their own (``s77``); where the names are right
+    already, nothing is touched. Two axes that the exporter found to be always equal share one name, the first.
 
     Args:
         program: a ``torch.onnx.ONNXProgram``, changed in place.
