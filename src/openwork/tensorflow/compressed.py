@@ -13,10 +13,9 @@ import tensorflow as tf
 
 from openwork.config import LayerSetting, QuantSetting, load_retrain_config
 from openwork.errors import ConfigError, ModelError, RecordError
-from openwork.files import check_paths, check_writable, write_bytes
+from openwork.files import check_writable, write_bytes
 from openwork.graph.plan import Plan
 from openwork.record import QuantFactors, load_record, save_record
-from openwork.retrain.clipping import range_fault
 from openwork.tensorflow.analysis import GraphAnalysis, analyze_graph
 from openwork.tensorflow.baking import Baked, bake
 from openwork.tensorflow.create import choose, initialise, refuse_edited, shared_readers
@@ -27,13 +26,11 @@ from openwork.tensorflow.inserted.quant import LARGEST, data_place, insert_quant
 from openwork.tensorflow.save import saved_path, smaller_graph
 from openwork.tensorflow.settings import maskable_layers
 from openwork.tensorflow.values import constant_of
-from openwork.tensorflow.variables import session_for
 
 __all__ = ["create_compressed_retrain_model", "save_compressed_retrain_model"]
 
 _LOG = logging.getLogger("openwork")
 _SCOPE = "quantised"
-_COUNT = "steps/count"
 _LOWEST, _LEVELS = -128, 255
 
 
@@ -63,11 +60,9 @@ def create_compressed_retrain_model(
             graph already.
         FileError, ModelError: as `create_prune_retrain_model`.
     """
-    check_paths(config_defination=config_defination, record_file=record_file)
     config = load_retrain_config(config_defination)
     graph = check_editable(graph)
     refuse_edited(graph)
-    session_for(graph, None)  # a closed one is refused before the graph is changed
     check_writable(record_file, "record_file", config_defination)
     analysis = analyze_graph(graph, outputs)
     choice = choose(graph, analysis, config, config_defination)
@@ -124,17 +119,15 @@ def save_compressed_retrain_model(
         save_path: folder and prefix of the result.
 
     Raises:
-        ModelError: no training step was done, so there is no clip range; training diverged; or the graph is
-            inconsistent.
+        ModelError: no training step was done, so there is no clip range; or the graph is inconsistent.
         FileError, ConfigError, RecordError: as `save_prune_retrain_model`.
     """
-    check_paths(pb_model=pb_model, record_file=record_file, save_path=save_path)
     graph_def = read_frozen(pb_model)
     names = output_names(graph_def, outputs)
     record = load_record(record_file)
     check_writable(record_file, "record_file")
     target = saved_path(save_path)
-    baked = bake(graph_def, names, (LARGEST, "clip_min", "clip_max", "rests", "count"))
+    baked = bake(graph_def, names, (LARGEST, "clip_min", "clip_max", "rests"))
     layers = sorted(
         name.split("/weight/")[0].removeprefix(f"{_SCOPE}/") for name in baked.ranges if name.endswith(LARGEST)
     )
@@ -180,18 +173,15 @@ class _Writing:
         return self.baked.ranges.get(f"{_SCOPE}/{self.name}/{part}")
 
     def _range(self) -> tuple[float, float]:
-        ends = (self._value(f"input/{part}") for part in ("clip_min", "clip_max", "rests"))
-        low, high, rests = (0.0 if value is None else float(value) for value in ends)
-        if low == high == 0 and not self.baked.ranges.get(_COUNT, 0):
+        low, high, rests = (self._value(f"input/{part}") for part in ("clip_min", "clip_max", "rests"))
+        bottom = 0.0 if low is None else min(float(low) * (1.0 - float(0 if rests is None else rests)), 0.0)
+        top = float(high if high is not None else 0.0)
+        if not np.isfinite([bottom, top]).all() or top - bottom < 1e-7:
             raise ModelError(
-                f"layer {self.name!r}: its clip range was never calibrated (0 to 0); run at least one training step, "
-                "and restore its checkpoint, first"
+                f"layer {self.name!r}: its clip range was never calibrated ({bottom:g} to {top:g}); run at least one "
+                "training step, and restore its checkpoint, first"
             )
-        low = 0.0 if rests else low
-        fault = range_fault(low, high)
-        if fault:
-            raise ModelError(f"layer {self.name!r}: {fault}")
-        return min(low, 0.0), high
+        return bottom, top
 
     def _weight(self) -> np.ndarray:
         """Integers times scales in place of the constant; float32 scales, one or one for each output."""
@@ -199,8 +189,6 @@ class _Writing:
         node = self.nodes[name]
         value = constant_of(node)
         largest = np.atleast_1d(np.asarray(self._value(f"weight/{LARGEST}"), dtype=np.float32))
-        if not np.isfinite(largest).all() or not np.isfinite(value).all():
-            raise ModelError(f"layer {self.name!r}: its weight has NaN or infinity: training diverged")
         for one in self.plan.cuts:
             if one.parameter == name and one.axis == axis and len(largest) > 1:
                 largest = np.delete(largest, one.removed)

@@ -18,8 +18,7 @@ import torch
 from torch import nn
 
 from openwork.errors import ConfigError, FileError, ModelError
-from openwork.files import check_writable, path_text
-from openwork.torch.retrain.axis_names import name_axes
+from openwork.files import check_writable
 from openwork.torch.retrain.names import check_names
 from openwork.torch.structure import one_line
 
@@ -40,9 +39,9 @@ def deploy_paths(save_path: str | os.PathLike[str]) -> tuple[Path, Path]:
     """``<prefix>_deploy_model.onnx`` and ``<prefix>_fake_quant_model.onnx``; a path ending in / has no prefix.
 
     Raises:
-        FileError: no path, or the folder cannot be made or written.
+        FileError: the folder cannot be made or written.
     """
-    folder, prefix = os.path.split(path_text(save_path, "save_path", empty=True))
+    folder, prefix = os.path.split(os.fspath(save_path))
     lead = f"{prefix}_" if prefix else ""
     paths = (Path(folder) / f"{lead}deploy_model.onnx", Path(folder) / f"{lead}fake_quant_model.onnx")
     for path in paths:
@@ -177,7 +176,6 @@ def _exported(
                     model, input_data, dynamo=True, verbose=False, optimize=True, dynamic_axes=axes, **options
                 )
             assert program is not None
-            name_axes(program, dynamic_axes)
         except Exception as error:
             failure = error
             _LOG.info("torch's newer exporter fails (%s); the older one is tried", one_line(error)[:200])
