@@ -1,6 +1,7 @@
 """Speed of 2:4 masks on one thread, against two known ways, checked bit for bit against NumPy.
 
-    OMP_NUM_THREADS=1 python benchmarks/masks_speed.py
+    OMP_NUM_THREADS=1 python benchmarks/masks_speed.py              # with numba, if it is installed
+    OMP_NUM_THREADS=1 python benchmarks/masks_speed.py --numpy      # without
 
 * best of six: the summed magnitude of each of the six patterns by one matrix product, arg max per group
   (the algorithm of NVIDIA's apex; written here from its description);
@@ -13,12 +14,14 @@ is part of the measured time, as it is part of theirs. Runs alternate in one pro
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
+from openwork.sparsity import compiled
 from openwork.sparsity.masks import nm_mask
 
 _PATTERNS = torch.tensor(
@@ -65,6 +68,9 @@ def _seconds(function: Callable[[], object]) -> float:
 
 def main() -> None:
     torch.set_num_threads(1)
+    if "--numpy" in sys.argv[1:]:
+        compiled.kernels = lambda: None
+    print("compiled loops:", "none" if compiled.kernels() is None else "numba")
     print("| weight | element | best of six | topk + scatter | openwork | ratios | equals NumPy |")
     print("|---|---|---|---|---|---|---|")
     for shape in ((4096, 4096), (512, 512, 3, 3)):

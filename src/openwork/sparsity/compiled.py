@@ -3,8 +3,8 @@
 NumPy goes through memory for each step of a formula; these loops take all steps while a few thousand weights are in
 the innermost cache. The results are those of NumPy, bit for bit. Nothing here is needed: who calls has a way without.
 
-Loading numba takes half a second and the first call compiles for a second or two (later processes read the result
-from numba's cache), so small arrays stay with NumPy.
+Loading numba and compiling take their time (later processes read the result from numba's cache), so small arrays stay
+with NumPy.
 """
 
 from __future__ import annotations

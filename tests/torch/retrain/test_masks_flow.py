@@ -318,6 +318,17 @@ def test_weights_that_diverged_are_not_saved(value, tmp_path):
     with pytest.raises(ModelError, match=r"layer '3': its weight has (NaN|infinity)"):
         amct.save_prune_retrain_model(model, tmp_path / "out" / "m", (_x(),))
     assert not (tmp_path / "out").exists()
+    both = amct.create_compressed_retrain_model(
+        _net(), (_x(),), _config(tmp_path, MASKS % 1 + QUANT), tmp_path / "q.txt"
+    )
+    both(_x())
+    with torch.no_grad():
+        both[3].weight[0, 0, 0, 0] = value
+    before = (tmp_path / "q.txt").read_bytes()
+    with pytest.raises(ModelError, match=r"layer '3': its weight has (NaN|infinity)"):
+        amct.save_compressed_retrain_model(both, tmp_path / "q.txt", tmp_path / "out" / "m", (_x(),))
+    assert (tmp_path / "q.txt").read_bytes() == before
+    assert not (tmp_path / "out").exists()
     net = _net()
     with torch.no_grad():
         net[7].weight[0, 0] = value

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from openwork.config import QuantSetting
 from openwork.errors import ConfigError, ModelError, UnsupportedModelError, nearest
 from openwork.torch.quant.module import is_quantized, quantize_layer
+from openwork.torch.sparse24.apply import check_finite
 from openwork.torch.sparse24.layers import kind_of
 
 __all__ = ["apply_quant", "quantizable_layers", "quantize_layers", "quantized_layers"]
@@ -65,7 +66,7 @@ def apply_quant(model: nn.Module, settings: Mapping[str, QuantSetting], batches:
     Raises:
         UnsupportedModelError: `model` is no module, or a layer is quantised already.
         ConfigError: a name is no layer, or the layer cannot be quantised (the reason is in the message).
-        ModelError: a weight has NaN, or is not float32.
+        ModelError: a weight has NaN or infinity, or is not float32.
     """
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedModelError(f"model is a {type(model).__name__}; a Python torch.nn.Module is needed")
@@ -87,7 +88,7 @@ def quantize_layers(model: nn.Module, settings: Mapping[str, QuantSetting], batc
     """Quantise layers of a model itself.
 
     Raises:
-        ModelError: a weight has NaN, or is not float32.
+        ModelError: a weight has NaN or infinity, or is not float32.
     """
     layers = dict(model.named_modules())
     for name in settings:
@@ -97,8 +98,7 @@ def quantize_layers(model: nn.Module, settings: Mapping[str, QuantSetting], batc
                 f"layer {name!r}: its weight is {weight.dtype}; quantisation-aware training needs torch.float32 "
                 "(autocast may still compute in half precision)"
             )
-        if not weight.is_meta and torch.isnan(weight.detach()).any():
-            raise ModelError(f"layer {name!r}: its weight has NaN; it has no scale")
+    check_finite({name: layers[name] for name in settings})
     for name, setting in settings.items():
         quantize_layer(layers[name], setting, batches)
 

@@ -28,7 +28,8 @@ from openwork.torch.retrain.flow import (
 )
 from openwork.torch.retrain.masking import restore_masks
 from openwork.torch.retrain.records import plan_from_record
-from openwork.torch.sparse24 import masks_of
+from openwork.torch.sparse24 import masked_layers, masks_of
+from openwork.torch.sparse24.apply import check_finite
 from openwork.torch.structure import unwrap
 from openwork.torch.surgery import apply_plan
 
@@ -158,6 +159,7 @@ def save_compressed_retrain_model(
     if not quantized_layers(module):
         save_prune_retrain_model(module, save_path, inputs, input_names, output_names, dynamic_axes, opset=opset)
         return
+    check_finite({**masked_layers(module), **quantized_layers(module)})
     paths = deploy_paths(save_path)
     check_writable(record_file, "record_file")
     record = load_record(record_file) if os.path.exists(record_file) else Record()

@@ -95,7 +95,7 @@ def check_settings(model: nn.Module, settings: Mapping[str, NofMSetting]) -> Non
 
 
 def check_finite(layers: Mapping[str, nn.Module]) -> None:
-    """Raise if the weight of one of these layers, by name, has numbers that a mask cannot make zero.
+    """Raise if the weight of one of these layers, by name, has numbers that no mask makes zero and no scale holds.
 
     Raises:
         ModelError: a weight has NaN or infinity.
@@ -104,9 +104,7 @@ def check_finite(layers: Mapping[str, nn.Module]) -> None:
         weight: Tensor = layer._parameters["weight"]  # type: ignore[assignment]
         if not weight.is_meta and not torch.isfinite(weight.detach()).all():
             what = "NaN" if torch.isnan(weight.detach()).any() else "infinity"
-            raise ModelError(
-                f"layer {name!r}: its weight has {what}; magnitudes cannot be compared, nor zeroed by a mask"
-            )
+            raise ModelError(f"layer {name!r}: its weight has {what}; finite numbers are needed")
 
 
 def mask_layers(model: nn.Module, settings: Mapping[str, NofMSetting]) -> None:
