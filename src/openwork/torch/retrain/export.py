@@ -19,6 +19,7 @@ from torch import nn
 
 from openwork.errors import ConfigError, FileError, ModelError
 from openwork.files import check_writable
+from openwork.torch.retrain.axis_names import name_axes
 from openwork.torch.retrain.names import check_names
 from openwork.torch.structure import one_line
 
@@ -176,6 +177,7 @@ def _exported(
                     model, input_data, dynamo=True, verbose=False, optimize=True, dynamic_axes=axes, **options
                 )
             assert program is not None
+            name_axes(program, dynamic_axes)
         except Exception as error:
             failure = error
             _LOG.info("torch's newer exporter fails (%s); the older one is tried", one_line(error)[:200])
