@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "ConfigError",
@@ -19,7 +20,9 @@ __all__ = [
     "RecordError",
     "UnsupportedModelError",
     "WeightsError",
+    "kind_of",
     "nearest",
+    "wrong_model",
 ]
 
 
@@ -73,3 +76,20 @@ def nearest(name: str, allowed: Iterable[str], count: int = 3) -> str:
         return "did you mean " + " or ".join(repr(candidate) for candidate in close) + "?"
     shown = ", ".join(repr(candidate) for candidate in names[:count])
     return f"allowed: {shown}{', ...' if len(names) > count else ''}"
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, with its article: ``a str``, or ``the class Net`` where a class was given for its instance."""
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+
+
+def wrong_model(name: str, value: Any, needed: str) -> UnsupportedModelError:
+    """The error for an argument that is no model, or the class of one.
+
+    Args:
+        name: the argument.
+        value: what was given.
+        needed: what is needed, with its article.
+    """
+    instance = f", an instance: {value.__name__}(...)" if isinstance(value, type) else ""
+    return UnsupportedModelError(f"{name} is {kind_of(value)}; {needed} is needed{instance}")

@@ -7,10 +7,58 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from openwork.errors import FileError
 
-__all__ = ["atomic_path", "check_writable", "read_bytes", "read_text", "write_bytes", "write_text"]
+__all__ = [
+    "atomic_path",
+    "check_paths",
+    "check_writable",
+    "path_text",
+    "read_bytes",
+    "read_text",
+    "write_bytes",
+    "write_text",
+]
+
+
+def path_text(path: Any, what: str, empty: bool = False) -> str:
+    """A path as text, after a check that it can be one.
+
+    Args:
+        path: what the caller gave.
+        what: the argument that it was given for, for messages.
+        empty: whether the empty path (the working directory) will do.
+
+    Raises:
+        FileError: neither text nor an ``os.PathLike`` of text, empty, or with characters that no file's name can have.
+    """
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(text, str):
+        shown = repr(path)
+        if "\n" in shown or len(shown) > 80:
+            shown = f"a {type(path).__name__}"
+        raise FileError(f"{what} is {shown}; a path is needed, as str or os.PathLike")
+    if not text and not empty:
+        raise FileError(f"{what} is {text!r}; the path of a file is needed")
+    try:
+        encoded = os.fsencode(text)
+    except UnicodeEncodeError:
+        encoded = b"\0"
+    if b"\0" in encoded:
+        raise FileError(f"{what} is {text!r}; a name without characters that no file can have is needed")
+    return text
+
+
+def check_paths(**paths: Any) -> None:
+    """Raise unless each of these arguments is a path; see `path_text`.
+
+    Raises:
+        FileError: one is none; it is named.
+    """
+    for name, path in paths.items():
+        path_text(path, name)
 
 
 @contextlib.contextmanager
@@ -21,9 +69,9 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     whatever stood at `path` stays as it was.
 
     Raises:
-        FileError: the folder cannot be made or written, or the disk is full.
+        FileError: no path, the folder cannot be made or written, or the disk is full.
     """
-    target = Path(path)
+    target = Path(path_text(path, "path"))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=target.suffix, dir=target.parent)
@@ -66,9 +114,9 @@ def read_bytes(path: str | os.PathLike[str], what: str, limit: int) -> bytes:
         limit: size in bytes above which the file is refused unread.
 
     Raises:
-        FileError: missing, a folder, unreadable, or larger than `limit`.
+        FileError: no path, missing, a folder, unreadable, or larger than `limit`.
     """
-    target = Path(path)
+    target = Path(path_text(path, what))
     if target.is_dir():
         raise FileError(f"{what} {target} is a folder; a file is needed")
     try:
@@ -100,9 +148,9 @@ def check_writable(path: str | os.PathLike[str], what: str, config: str | os.Pat
     """Raise now if `path` could not be written later. Folders are made, nothing else is left behind.
 
     Raises:
-        FileError: `path` is a folder, or `config`, which is read, or its folder cannot be made or written.
+        FileError: `path` is no path, a folder, or `config`, which is read, or its folder cannot be made or written.
     """
-    target = Path(path)
+    target = Path(path_text(path, what))
     if config is not None and os.path.realpath(target) == os.path.realpath(config):
         raise FileError(f"{what} {target} is the config file itself; give another file")
     if target.is_dir():

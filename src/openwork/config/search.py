@@ -17,7 +17,7 @@ from openwork.config.retrain import (
 )
 from openwork.config.settings import ChannelSetting, Cost
 from openwork.errors import ConfigError
-from openwork.files import read_text
+from openwork.files import check_paths, read_text
 from openwork.prototext import exact_decimal, parse_text
 
 __all__ = ["AutoPruneConfig", "load_auto_prune_config", "parse_auto_prune_config"]
@@ -70,6 +70,7 @@ def load_auto_prune_config(path: str | os.PathLike[str]) -> AutoPruneConfig:
         FileError: this or the override file is missing, a folder, unreadable, too large, or not UTF-8.
         ConfigError: anything in them is wrong.
     """
+    check_paths(config=path)
     return parse_auto_prune_config(read_text(path, "config file", LARGEST_CONFIG), os.fspath(path))
 
 

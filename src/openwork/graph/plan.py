@@ -9,16 +9,16 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from openwork.errors import RecordError
-from openwork.files import read_text, write_text
+from openwork.errors import RecordError, kind_of
+from openwork.files import check_paths, read_text, write_text
 from openwork.graph.groups import IntArray, PruneGroup, Role
 from openwork.indices import format_ranges, parse_ranges
 
-__all__ = ["Cut", "GroupCut", "Plan", "Repair"]
+__all__ = ["Cut", "GroupCut", "Plan", "Repair", "given_plan"]
 
 _FORMAT = "openwork-plan"
 
@@ -126,6 +126,7 @@ class Plan:
         Raises:
             FileError: the path cannot be written.
         """
+        check_paths(path=path)
         content = {
             "format": _FORMAT,
             "version": 1,
@@ -155,13 +156,14 @@ class Plan:
         write_text(path, json.dumps(content, indent=1) + "\n")
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """Read a plan; nothing is executed.
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what `save` wrote. Loading a plan executes nothing.
 
         Raises:
             FileError: missing, a folder, unreadable.
             RecordError: not a plan, or values out of range.
         """
+        check_paths(path=path)
         text = read_text(path, "plan file", limit=1 << 30)
         try:
             content = json.loads(text)
@@ -188,6 +190,17 @@ class Plan:
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise RecordError(f"plan file {path} is damaged: {type(error).__name__}: {error}") from error
         return cls(groups, repairs)
+
+
+def given_plan(plan: Any) -> Plan:
+    """The argument ``plan``, if it is a plan.
+
+    Raises:
+        RecordError: it is none.
+    """
+    if not isinstance(plan, Plan):
+        raise RecordError(f"plan is {kind_of(plan)}; what prune returned, or PrunePlan.load gives, is needed")
+    return plan
 
 
 def _cut(content: Mapping[str, Any]) -> Cut:

@@ -96,10 +96,13 @@ def named_units(all_groups: Sequence[PruneGroup], groups: Mapping[int, IntArray]
     """
     chosen: dict[int, IntArray] = {}
     for index, units in groups.items():
-        if not 0 <= index < len(all_groups):
-            raise ConfigError(f"groups: {index} is no group; allowed: 0..{len(all_groups) - 1}")
+        if isinstance(index, bool) or not isinstance(index, (int, np.integer)) or not 0 <= index < len(all_groups):
+            raise ConfigError(f"groups: {index!r} is no group; allowed: 0..{len(all_groups) - 1}")
         group = all_groups[index]
-        given = np.asarray(units)
+        try:
+            given = np.asarray(units)
+        except ValueError as error:
+            raise ConfigError(f"groups[{index}] is {units!r}; a list of unit numbers is needed") from error
         if given.size and given.dtype.kind not in "iu":
             raise ConfigError(f"groups[{index}] holds {given.dtype} values; unit numbers are needed")
         array = np.unique(given.astype(np.int64))

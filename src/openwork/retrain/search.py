@@ -18,7 +18,7 @@ from rich.console import Console
 from openwork import importance as criteria
 from openwork.config import ALIGNMENT, AutoPruneConfig, ChannelSetting, LayerSetting, RetrainConfig
 from openwork.errors import ConfigError, NothingToPruneError, OpenworkError, nearest
-from openwork.files import check_writable, write_text
+from openwork.files import check_paths, check_writable, write_text
 from openwork.graph.groups import CostTerm, Frozen, IntArray, PruneGroup
 from openwork.graph.select import lowest, removable
 from openwork.importance import ArraySource
@@ -217,6 +217,7 @@ def check_outputs(config: str | os.PathLike[str], output_cfg: str | os.PathLike[
         ConfigError: the output is the search's own config.
         FileError: the config or the report beside it cannot be written.
     """
+    check_paths(config=config, output_cfg=output_cfg)
     if os.path.realpath(output_cfg) == os.path.realpath(config):
         raise ConfigError(f"output_cfg {output_cfg} is the search's own config; give another file")
     check_writable(output_cfg, "output_cfg")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from openwork.errors import ConfigError
+from openwork.errors import ConfigError, kind_of
 from openwork.graph.costs import cost_terms
 from openwork.graph.groups import CostTerm, Frozen, IntArray, PruneGroup
 from openwork.graph.labels import LabelMap
@@ -223,6 +223,8 @@ def analyze_graph(
     """
     graph_def = as_graph_def(graph)
     names = output_names(graph_def, outputs)
+    if layers is not None and not isinstance(layers, Mapping):
+        raise ConfigError(f"layers is {kind_of(layers)}; a dict is needed: {{weight: layer}}")
     plain = without_helpers(graph_def)
     if not isinstance(graph, tf.Graph):
         plain = inlined(plain)  # a live graph is edited where it is, so its operators keep their places

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from openwork.config import LayerSetting, QuantSetting, load_retrain_config
 from openwork.errors import ConfigError, ModelError, RecordError
-from openwork.files import check_writable, write_bytes
+from openwork.files import check_paths, check_writable, write_bytes
 from openwork.graph.plan import Plan
 from openwork.record import QuantFactors, load_record, save_record
 from openwork.tensorflow.analysis import GraphAnalysis, analyze_graph
@@ -26,6 +26,7 @@ from openwork.tensorflow.inserted.quant import LARGEST, data_place, insert_quant
 from openwork.tensorflow.save import saved_path, smaller_graph
 from openwork.tensorflow.settings import maskable_layers
 from openwork.tensorflow.values import constant_of
+from openwork.tensorflow.variables import session_for
 
 __all__ = ["create_compressed_retrain_model", "save_compressed_retrain_model"]
 
@@ -60,9 +61,11 @@ def create_compressed_retrain_model(
             graph already.
         FileError, ModelError: as `create_prune_retrain_model`.
     """
+    check_paths(config_defination=config_defination, record_file=record_file)
     config = load_retrain_config(config_defination)
     graph = check_editable(graph)
     refuse_edited(graph)
+    session_for(graph, None)  # a closed one is refused before the graph is changed
     check_writable(record_file, "record_file", config_defination)
     analysis = analyze_graph(graph, outputs)
     choice = choose(graph, analysis, config, config_defination)
@@ -122,6 +125,7 @@ def save_compressed_retrain_model(
         ModelError: no training step was done, so there is no clip range; or the graph is inconsistent.
         FileError, ConfigError, RecordError: as `save_prune_retrain_model`.
     """
+    check_paths(pb_model=pb_model, record_file=record_file, save_path=save_path)
     graph_def = read_frozen(pb_model)
     names = output_names(graph_def, outputs)
     record = load_record(record_file)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from openwork.config import LayerSetting, NofMSetting, RetrainConfig, load_retrain_config
 from openwork.errors import NothingToPruneError, UnsupportedModelError
-from openwork.files import check_writable, read_text
+from openwork.files import check_paths, check_writable, read_text
 from openwork.graph.groups import IntArray, PruneGroup
 from openwork.graph.plan import Plan
 from openwork.record import Record, SelectiveMaskRecord, save_record
@@ -69,9 +69,11 @@ def create_prune_retrain_model(
             session has run the graph before.
         ModelError: the graph is inconsistent.
     """
+    check_paths(record_file=record_file, config_defination=config_defination)
     config = load_retrain_config(config_defination)
     graph = check_editable(graph)
     refuse_edited(graph)
+    session_for(graph, None)  # a closed one is refused before the graph is changed
     check_writable(record_file, "record_file", config_defination)
     analysis = analyze_graph(graph, outputs)
     choice = choose(graph, analysis, config, config_defination)

@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
-from openwork.errors import ConfigError, FileError, ModelError, nearest
-from openwork.files import read_bytes
+from openwork.errors import ConfigError, FileError, ModelError, kind_of, nearest
+from openwork.files import path_text, read_bytes
 
 __all__ = [
     "BATCH",
@@ -72,8 +72,12 @@ def tensor_of(name: str) -> tuple[str, int]:
     return node, int(index or 0)
 
 
-def as_graph_def(graph: Any) -> tf.compat.v1.GraphDef:
+def as_graph_def(graph: Any, what: str = "graph") -> tf.compat.v1.GraphDef:
     """The GraphDef of a tf.Graph, or the one given.
+
+    Args:
+        graph: what the caller gave.
+        what: the argument that it was given for, for messages.
 
     Raises:
         ConfigError: it is neither.
@@ -82,7 +86,7 @@ def as_graph_def(graph: Any) -> tf.compat.v1.GraphDef:
         return graph
     if isinstance(graph, tf.Graph):
         return graph.as_graph_def(add_shapes=False)
-    raise ConfigError(f"graph is a {type(graph).__name__}; a tf.Graph or a GraphDef is needed")
+    raise ConfigError(f"{what} is {kind_of(graph)}; a tf.Graph or a GraphDef is needed")
 
 
 def read_frozen(path: str | os.PathLike[str]) -> tf.compat.v1.GraphDef:
@@ -91,7 +95,7 @@ def read_frozen(path: str | os.PathLike[str]) -> tf.compat.v1.GraphDef:
     Raises:
         FileError: missing, a folder, no GraphDef, or not frozen (a variable is in it).
     """
-    name = os.fspath(path)
+    name = path_text(path, "pb_model")
     if Path(name).is_dir():
         raise FileError(f"pb_model {name} is a folder; the file of a frozen graph (.pb) is needed")
     content = read_bytes(name, "pb_model", limit=_LIMIT)
@@ -267,6 +271,20 @@ def made_up(shape: Sequence[int | None], offset: int = 0) -> list[int]:
     ]
 
 
+def _checked_sizes(sizes: Any) -> Mapping[str, Sequence[int]]:
+    if sizes is None:
+        return {}
+    if not isinstance(sizes, Mapping):
+        raise ConfigError(f"sizes is {kind_of(sizes)}; a dict is needed: {{placeholder: shape}}")
+    for name, shape in sizes.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"sizes: {name!r} is no name of a placeholder")
+        whole = isinstance(shape, Iterable) and all(isinstance(n, (int, np.integer)) and n >= 0 for n in shape)
+        if isinstance(shape, (str, bytes)) or not whole:
+            raise ConfigError(f"sizes[{name!r}] is {shape!r}; a list of lengths is needed")
+    return sizes
+
+
 def bind(
     graph_def: tf.compat.v1.GraphDef,
     outputs: Sequence[str],
@@ -285,7 +303,7 @@ def bind(
         ConfigError: `sizes` names no placeholder, or another shape than the graph says.
         ModelError: the graph is inconsistent.
     """
-    given = {node_name(name): shape for name, shape in (sizes or {}).items()}
+    given = {node_name(name): shape for name, shape in _checked_sizes(sizes).items()}
     needed = subgraph(graph_def, outputs)
     placeholders = {node.name for node in graph_def.node if node.op.startswith("Placeholder")}
     for name in given:

@@ -53,6 +53,8 @@ def prune_graph(
     skip = paths_given(skip, groups)
     if analysis is None:
         analysis = analyze_graph(graph_def, outputs, sizes)
+    elif not isinstance(analysis, GraphAnalysis):
+        raise ConfigError(f"analysis is a {type(analysis).__name__}; what analyze_graph gives is needed")
     variable = next((source.name for source in analysis.sources.values() if source.kind != "const"), None)
     if variable is not None:
         raise ModelError(f"{variable!r} is a variable; freeze the graph before it is pruned")

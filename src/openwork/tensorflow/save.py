@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from openwork.errors import ConfigError, RecordError, nearest
-from openwork.files import check_writable, write_bytes
+from openwork.files import check_paths, check_writable, write_bytes
 from openwork.graph.groups import IntArray, PruneGroup
 from openwork.graph.plan import Plan
 from openwork.graph.select import balanced
@@ -54,6 +54,7 @@ def save_prune_retrain_model(
         RecordError: the record is damaged or of another graph.
         ModelError: the graph is inconsistent.
     """
+    check_paths(pb_model=pb_model, record_file=record_file, save_path=save_path)
     graph_def = read_frozen(pb_model)
     names = output_names(graph_def, outputs)
     record = load_record(record_file)

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from openwork.errors import ConfigError, FileError, ModelError, nearest
+from openwork.files import path_text
 from openwork.graph.plan import Plan
 from openwork.tensorflow.graphs import first_line
 from openwork.tensorflow.pruning import prune_graph
@@ -33,7 +34,7 @@ def freeze_saved_model(
         ConfigError: no such signature.
         ModelError: it cannot be frozen.
     """
-    folder = os.fspath(path)
+    folder = path_text(path, "source")
     if not os.path.isfile(os.path.join(folder, "saved_model.pb")):
         raise FileError(f"saved model {folder} is no folder with a saved_model.pb")
     try:
@@ -91,7 +92,7 @@ def prune_saved_model(
         NothingToPruneError: no group may be pruned.
         ModelError: it cannot be frozen.
     """
-    folder = Path(target)
+    folder = Path(path_text(target, "target"))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileError(f"target {folder} exists and is not an empty folder")
     graph_def, inputs, outputs = freeze_saved_model(source, signature)

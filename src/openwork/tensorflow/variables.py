@@ -64,15 +64,22 @@ def session_for(graph: tf.Graph, session: Any) -> tf.compat.v1.Session | None:
     """The session whose variables count: the given one, else the default one if it runs this graph.
 
     Raises:
-        ConfigError: the given session is none, or runs another graph.
+        ConfigError: the given session is none, or runs another graph; or the session is closed.
     """
     if session is None:
         default = tf.compat.v1.get_default_session()
-        return default if default is not None and default.graph is graph else None
+        return _open(default, "the default session") if default is not None and default.graph is graph else None
     if not isinstance(session, (tf.compat.v1.Session, tf.compat.v1.InteractiveSession)):
         raise ConfigError(f"session is a {type(session).__name__}; a tf.compat.v1.Session is needed")
     if session.graph is not graph:
         raise ConfigError("session runs another graph; one that was made with graph=graph is needed")
+    return _open(session, "session")
+
+
+def _open(session: Any, what: str) -> tf.compat.v1.Session:
+    """The session, if it was not closed; TensorFlow itself says so only when it is run."""
+    if getattr(session, "_closed", False):
+        raise ConfigError(f"{what} is closed; one that is open and holds the variables is needed")
     return session
 
 

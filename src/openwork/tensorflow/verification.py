@@ -15,10 +15,18 @@ import tensorflow as tf
 
 from openwork.errors import ConfigError, ModelError, nearest
 from openwork.graph.labels import LabelMap
-from openwork.graph.plan import Cut, Plan
+from openwork.graph.plan import Cut, Plan, given_plan
 from openwork.graph.sizes import surviving_shape
 from openwork.tensorflow.analysis import GraphAnalysis, analyze_graph
-from openwork.tensorflow.graphs import const_node, first_line, node_name, output_names, subgraph, tensor_of
+from openwork.tensorflow.graphs import (
+    as_graph_def,
+    const_node,
+    first_line,
+    node_name,
+    output_names,
+    subgraph,
+    tensor_of,
+)
 from openwork.tensorflow.rules import Record, attribute
 from openwork.tensorflow.surgery import cuts_by_parameter
 from openwork.tensorflow.values import constant_of
@@ -236,10 +244,18 @@ def _checked_feeds(
     placeholders = {node.name for node in graph_def.node if node.op.startswith("Placeholder")}
     needed = subgraph(graph_def, output_names(graph_def, outputs))
     checked = {}
-    for name, value in feeds.items():
+    if not isinstance(feeds, Mapping):
+        raise ConfigError(f"feeds is a {type(feeds).__name__}; a dict is needed: {{placeholder: array}}")
+    for key, value in feeds.items():
+        name = key if isinstance(key, str) else getattr(key, "name", None)  # a tensor, as sessions take it
+        if not isinstance(name, str):
+            raise ConfigError(f"feeds: {key!r} is no name of a placeholder; {nearest('', placeholders)}")
         if node_name(name) not in placeholders:
             raise ConfigError(f"feeds: {name!r} is no placeholder; {nearest(node_name(name), placeholders)}")
-        checked["{}:{}".format(*tensor_of(name))] = np.asarray(value)
+        try:
+            checked["{}:{}".format(*tensor_of(name))] = np.asarray(value)
+        except ValueError as error:
+            raise ConfigError(f"feeds[{name!r}] is no array: {first_line(error)}") from error
     for node in graph_def.node:
         if node.op == "Placeholder" and node.name in needed and f"{node.name}:0" not in checked:
             raise ConfigError(f"feeds: placeholder {node.name!r} is not fed, and the outputs need it")
@@ -270,6 +286,8 @@ def verify_graph(
         RecordError: the plan is of another graph.
         ModelError: a graph cannot be run.
     """
+    given_plan(plan)
+    original, smaller = as_graph_def(original, "original"), as_graph_def(smaller, "smaller")
     given = _checked_feeds(original, outputs, feeds)
     analysis = analyze_graph(original, outputs, {name: value.shape for name, value in given.items()})
     expected = run_graph(masked_graph(analysis, plan), analysis.outputs, given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -33,17 +32,6 @@ class PrunePlan(Plan):
             RecordError: the plan is of another model.
         """
         return apply_plan(unwrap(model), self)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> PrunePlan:
-        """Read what `save` wrote. Loading a plan executes nothing.
-
-        Raises:
-            FileError: missing, a folder, unreadable.
-            RecordError: not a plan, or values out of range.
-        """
-        plan = Plan.load(path)
-        return cls(plan.groups, plan.repairs, plan.notes)
 
 
 def weights_of(model: nn.Module) -> Callable[[str], np.ndarray]:
@@ -101,6 +89,8 @@ def prune(
     criteria.get(importance)
     if analysis is None:
         analysis = _analyze(model, inputs)
+    elif not isinstance(analysis, Analysis):
+        raise ConfigError(f"analysis is a {type(analysis).__name__}; what analyze(model, inputs) gives is needed")
     elif analysis.model is not unwrap(model):
         raise ConfigError(f"analysis is of another {type(analysis.model).__name__}; give analyze(model, inputs)")
     _check_skip(analysis.model, skip)

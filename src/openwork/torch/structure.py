@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from openwork.errors import ConfigError, UnsupportedModelError
+from openwork.errors import ConfigError, UnsupportedModelError, wrong_model
 
 __all__ = [
     "Inputs",
@@ -130,14 +130,18 @@ def bind_inputs(inputs: Any) -> Inputs:
     )
 
 
-def unwrap(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module, what: str = "model") -> nn.Module:
     """The module inside DataParallel or DistributedDataParallel.
+
+    Args:
+        model: the module.
+        what: the argument that it was given for, for messages.
 
     Raises:
         UnsupportedModelError: not an nn.Module, a ScriptModule, or a lazy layer has not been run yet.
     """
     if not isinstance(model, nn.Module):
-        raise UnsupportedModelError(f"model is a {type(model).__name__}; a torch.nn.Module is needed")
+        raise wrong_model(what, model, "a torch.nn.Module")
     while True:
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
@@ -148,14 +152,14 @@ def unwrap(model: nn.Module) -> nn.Module:
     for name, module in all_modules(model).items():
         if isinstance(module, torch.jit.ScriptModule):
             raise UnsupportedModelError(
-                f"model{'.' + name if name else ''} is a {type(module).__name__} (TorchScript); its code cannot be "
+                f"{what}{'.' + name if name else ''} is a {type(module).__name__} (TorchScript); its code cannot be "
                 "changed, give the Python module it was made from"
             )
         if any(
             nn.parameter.is_lazy(t) for t in (*module._parameters.values(), *module._buffers.values()) if t is not None
         ):
             raise UnsupportedModelError(
-                f"model{'.' + name if name else ''} is a {type(module).__name__} without weights yet; run the model "
+                f"{what}{'.' + name if name else ''} is a {type(module).__name__} without weights yet; run the model "
                 "once"
             )
     return model

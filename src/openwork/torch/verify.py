@@ -16,7 +16,7 @@ from torch import nn
 
 from openwork.errors import RecordError
 from openwork.graph.labels import LabelMap
-from openwork.graph.plan import Plan
+from openwork.graph.plan import Plan, given_plan
 from openwork.graph.settle import Settled, settle
 from openwork.graph.sizes import surviving_shape
 from openwork.torch.composites import Composite
@@ -204,9 +204,9 @@ def verify(model: nn.Module, pruned: nn.Module, plan: Plan, inputs: Any) -> floa
         RecordError: the plan is of another model.
         ModelError: a forward fails.
     """
-    original, smaller = unwrap(model), unwrap(pruned)
+    original, smaller = unwrap(model), unwrap(pruned, "pruned")
     given = bind_inputs(inputs)
-    check_plan(original, plan)
+    check_plan(original, given_plan(plan))
     traced = trace(original, given, modes=("real",))
     settled = settle(traced.store)
     dead = _dead_labels(plan, traced, settled)

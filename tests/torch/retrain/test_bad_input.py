@@ -289,8 +289,12 @@ def test_models_that_cannot_be_changed(tmp_path: Path) -> None:
     refused(UnsupportedModelError, TypeError, ["TorchScript", "Python module"], create, traced, IMAGE, tmp_path, text)
     words = ["model.0 is a", "TorchScript"]
     refused(UnsupportedModelError, TypeError, words, create, nn.Sequential(scripted), IMAGE, tmp_path, text)
-    for model, kind in ((SmallNet, "type"), (SmallNet().state_dict(), "OrderedDict"), (None, "NoneType")):
-        words = [f"model is a {kind}", "torch.nn.Module is needed"]
+    for model, kind in (
+        (SmallNet, "the class SmallNet"),
+        (SmallNet().state_dict(), "a OrderedDict"),
+        (None, "a NoneType"),
+    ):
+        words = [f"model is {kind}", "torch.nn.Module is needed"]
         refused(UnsupportedModelError, TypeError, words, create, model, IMAGE, tmp_path, text)
     words = ["model is a NoneType"]
     refused(UnsupportedModelError, TypeError, words, save_prune_retrain_model, None, str(tmp_path / "m"), IMAGE)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from openwork.errors import UnsupportedModelError
+from openwork.errors import UnsupportedModelError, wrong_model
 from openwork.tensorflow.analysis import Layer
 from openwork.tensorflow.graphs import ENTERS, VARIABLES
 from openwork.tensorflow.names import COMPONENT, is_helper
@@ -26,7 +26,7 @@ def check_editable(graph: object) -> tf.Graph:
         UnsupportedModelError: it is no tf.Graph, is finalized, belongs to a tf.function, or trains on several devices.
     """
     if not isinstance(graph, tf.Graph):
-        raise UnsupportedModelError(f"graph is a {type(graph).__name__}; a tf.Graph is needed")
+        raise wrong_model("graph", graph, "a tf.Graph")
     if graph.finalized:
         raise UnsupportedModelError(
             "graph is finalized and cannot be changed; call this before a MonitoredSession, Supervisor or "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -50,17 +49,6 @@ class PrunePlan(Plan):
         for repair in plan.repairs:
             set_attribute(twin, repair)
         return rebuilt(twin, signature_of(twin, None)) if is_functional(twin) else twin
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> PrunePlan:
-        """Read what `save` wrote. Loading a plan executes nothing.
-
-        Raises:
-            FileError: missing, a folder, unreadable.
-            RecordError: not a plan, or values out of range.
-        """
-        plan = Plan.load(path)
-        return cls(plan.groups, plan.repairs, plan.notes)
 
 
 def _under_name(plan: Plan, model: keras.Model) -> Plan:

@@ -14,7 +14,7 @@ import numpy as np
 from openwork.errors import ConfigError, ModelError, NothingToPruneError, RecordError, nearest
 from openwork.graph.groups import CostTerm, Frozen, IntArray, PruneGroup
 from openwork.graph.labels import RIGID
-from openwork.graph.plan import Plan, Repair
+from openwork.graph.plan import Plan, Repair, given_plan
 from openwork.retrain.ratio import check_share, lies_in, named_units, nothing_goes, paths_given, units_by_ratio
 from openwork.tensorflow.analysis import GraphAnalysis, analyze_graph
 from openwork.tensorflow.graphs import BATCH
@@ -183,7 +183,9 @@ def prune(
     skip = paths_given(skip, groups)
     if analysis is None:
         analysis = analyze(model, inputs)
-    elif analysis.model is not model:
+    elif not isinstance(analysis, KerasAnalysis):
+        raise ConfigError(f"analysis is a {type(analysis).__name__}; what analyze(model, inputs) gives is needed")
+    elif analysis.model is not check_model(model):
         raise ConfigError(f"analysis is of another model ({analysis.model.name!r}); give analyze(model, inputs)")
     layers = {name.rpartition("/")[0] for name in _variables(model)}
     for path in skip:
@@ -293,7 +295,8 @@ def verify(model: keras.Model, pruned: keras.Model, plan: Plan, inputs: Any) -> 
         ModelError: a model fails, or hides weights inside a loop, where they cannot be masked.
     """
     signature = signature_of(check_model(model), inputs)
-    first, second = trace_model(model, signature), trace_model(check_model(pruned), signature)
+    given_plan(plan)
+    first, second = trace_model(model, signature), trace_model(check_model(pruned, "pruned"), signature)
     for traced, name in ((first, model.name), (second, pruned.name)):
         if not traced.complete:
             raise ModelError(f"model {name!r} cannot be run: {traced.error}")

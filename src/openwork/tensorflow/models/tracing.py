@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from openwork.errors import ConfigError, ModelError, UnsupportedModelError
+from openwork.errors import ConfigError, ModelError, UnsupportedModelError, wrong_model
 from openwork.tensorflow.functions import inlined
 from openwork.tensorflow.graphs import first_line, made_up
 from openwork.tensorflow.models.copying import is_functional
@@ -52,14 +52,18 @@ class Traced:
     error: str = ""
 
 
-def check_model(model: Any) -> keras.Model:
+def check_model(model: Any, what: str = "model") -> keras.Model:
     """The model, if it is one.
+
+    Args:
+        model: what the caller gave.
+        what: the argument that it was given for, for messages.
 
     Raises:
         UnsupportedModelError: it is no Keras 3 model on TensorFlow.
     """
     if not isinstance(model, keras.Model):
-        raise UnsupportedModelError(f"model is a {type(model).__name__}; a Keras 3 model is needed")
+        raise wrong_model(what, model, "a Keras 3 model")
     if keras.backend.backend() != "tensorflow":
         raise UnsupportedModelError(
             f"Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow before keras is imported"

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from openwork.config import Cost, LayerSetting, RetrainConfig, load_auto_prune_config
-from openwork.errors import UnsupportedModelError
+from openwork.errors import wrong_model
 from openwork.retrain.progress import shown_progress, timed
 from openwork.retrain.search import Subject, check_outputs, find_sensitivity, per_sample, publish, run_search
 from openwork.search import SearchChannelBase, SensitivityBase, get_algorithm
@@ -88,7 +88,7 @@ def auto_channel_prune_search(
     settings = load_auto_prune_config(config)
     scorer, algorithm = get_sensitivity(sensitivity), get_algorithm(search_alg)
     if not isinstance(graph, tf.Graph):
-        raise UnsupportedModelError(f"graph is a {type(graph).__name__}; a tf.Graph is needed")
+        raise wrong_model("graph", graph, "a tf.Graph")
     holder = session_for(graph, session)
     feeds = read_feeds(graph, input_data, settings.test_iteration)
     check_outputs(config, output_cfg)

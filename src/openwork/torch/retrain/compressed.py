@@ -12,7 +12,7 @@ from torch import nn
 
 from openwork.config import QuantSetting, RetrainConfig, Target, load_retrain_config
 from openwork.errors import ConfigError, RecordError
-from openwork.files import check_writable
+from openwork.files import check_paths, check_writable
 from openwork.record import Record, SelectiveMaskRecord, load_record, save_record
 from openwork.torch.quant import factors_of, integers_of, quantizable_layers, quantized_layers
 from openwork.torch.quant.apply import quantize_layers
@@ -66,6 +66,7 @@ def create_compressed_retrain_model(
         ConfigError: the config is wrong, or asks for nothing.
         FileError, NothingToPruneError, ModelError, UnsupportedModelError: as `create_prune_retrain_model`.
     """
+    check_paths(config_defination=config_defination, record_file=record_file)
     config = load_retrain_config(config_defination)
     module = unwrap(model)
     refuse_wrapped(module)
@@ -109,6 +110,7 @@ def restore_compressed_retrain_model(
     Raises:
         RecordError, WeightsError, ConfigError, FileError, UnsupportedModelError: as `restore_prune_retrain_model`.
     """
+    check_paths(config_defination=config_defination, record_file=record_file, pth_file=pth_file)
     as_tuple(input_data)
     module = unwrap(model)
     refuse_wrapped(module)
@@ -154,6 +156,7 @@ def save_compressed_retrain_model(
             pattern; torch cannot export the model.
         FileError, ConfigError, RecordError: as `save_prune_retrain_model`; the record cannot be read.
     """
+    check_paths(record_file=record_file)
     module = unwrap(model)
     inputs = as_tuple(input_data)
     if not quantized_layers(module):

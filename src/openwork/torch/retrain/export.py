@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from openwork.errors import ConfigError, FileError, ModelError
-from openwork.files import check_writable
+from openwork.files import check_writable, path_text
 from openwork.torch.retrain.axis_names import name_axes
 from openwork.torch.retrain.names import check_names
 from openwork.torch.structure import one_line
@@ -40,9 +40,9 @@ def deploy_paths(save_path: str | os.PathLike[str]) -> tuple[Path, Path]:
     """``<prefix>_deploy_model.onnx`` and ``<prefix>_fake_quant_model.onnx``; a path ending in / has no prefix.
 
     Raises:
-        FileError: the folder cannot be made or written.
+        FileError: no path, or the folder cannot be made or written.
     """
-    folder, prefix = os.path.split(os.fspath(save_path))
+    folder, prefix = os.path.split(path_text(save_path, "save_path", empty=True))
     lead = f"{prefix}_" if prefix else ""
     paths = (Path(folder) / f"{lead}deploy_model.onnx", Path(folder) / f"{lead}fake_quant_model.onnx")
     for path in paths:

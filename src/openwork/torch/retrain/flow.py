@@ -12,7 +12,7 @@ from torch import nn
 
 from openwork.config import RetrainConfig, load_retrain_config
 from openwork.errors import ConfigError, NothingToPruneError, RecordError, UnsupportedModelError
-from openwork.files import check_writable, read_text
+from openwork.files import check_paths, check_writable, read_text
 from openwork.record import Record, load_record, save_record
 from openwork.torch.analysis import _analyze
 from openwork.torch.quant import quantized_layers
@@ -78,6 +78,7 @@ def create_prune_retrain_model(
         ModelError: the forward fails (says where).
         UnsupportedModelError: not an nn.Module, or a ScriptModule.
     """
+    check_paths(config_defination=config_defination, record_file=record_file)
     config = load_retrain_config(config_defination)
     if config.quantizes:
         _LOG.warning(
@@ -161,6 +162,7 @@ def restore_prune_retrain_model(
         WeightsError: the weights do not fit.
         ConfigError, FileError, UnsupportedModelError: as in create.
     """
+    check_paths(record_file=record_file, config_defination=config_defination, pth_file=pth_file)
     as_tuple(input_data)
     module = unwrap(model)
     refuse_wrapped(module)

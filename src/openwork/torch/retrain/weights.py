@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from openwork.errors import FileError, WeightsError, nearest
+from openwork.files import path_text
 from openwork.torch.structure import one_line
 
 __all__ = ["load_state", "read_checkpoint"]
@@ -36,7 +37,9 @@ def read_checkpoint(path: str | os.PathLike[str], name: str | None = None) -> di
         FileError: missing, a folder, unreadable.
         WeightsError: not a checkpoint, holds pickled code (which is not executed), or has no such key.
     """
-    target = Path(path)
+    target = Path(path_text(path, "pth_file"))
+    if name is not None and not isinstance(name, str):
+        raise WeightsError(f"state_dict_name is {name!r}; None or a key of the file, as str, is needed")
     if target.is_dir():
         raise FileError(f"weights file {target} is a folder; a file is needed")
     if not target.exists():
