@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from openwork import files
 from openwork.errors import OpenworkError
 
-__all__ = ["NO_PATHS", "leftovers", "refusal", "wrong_calls"]
+__all__ = ["NO_PATHS", "leftovers", "refusal", "refuse_to_write", "wrong_calls"]
 
 NO_PATHS: tuple[Any, ...] = (None, 3, 1.5, b"bytes.txt", ["a.txt"], "", "nul\0.txt", "lone\ud800.txt", object())
 """What is no path of a file."""
@@ -44,3 +47,18 @@ def wrong_calls(
 def leftovers(folder: Path, before: set[Path]) -> set[Path]:
     """Files in a folder that were not there before."""
     return {path for path in folder.rglob("*") if path.is_file()} - before
+
+
+def refuse_to_write(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """From now on the disk has no room for files of this name, also not for their temporary ones."""
+
+    def full(real: Callable[..., Any]) -> Callable[..., Any]:
+        def make(*args: Any, **how: Any) -> Any:
+            if str(how.get("prefix", "")).startswith(f".{name}."):
+                raise OSError(28, "No space left on device")
+            return real(*args, **how)
+
+        return make
+
+    for function in ("NamedTemporaryFile", "mkstemp"):
+        monkeypatch.setattr(files.tempfile, function, full(getattr(files.tempfile, function)))

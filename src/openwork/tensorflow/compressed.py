@@ -16,6 +16,7 @@ from openwork.errors import ConfigError, ModelError, RecordError
 from openwork.files import check_paths, check_writable, write_bytes
 from openwork.graph.plan import Plan
 from openwork.record import QuantFactors, load_record, save_record
+from openwork.retrain.clipping import range_fault
 from openwork.tensorflow.analysis import GraphAnalysis, analyze_graph
 from openwork.tensorflow.baking import Baked, bake
 from openwork.tensorflow.create import choose, initialise, refuse_edited, shared_readers
@@ -32,6 +33,7 @@ __all__ = ["create_compressed_retrain_model", "save_compressed_retrain_model"]
 
 _LOG = logging.getLogger("openwork")
 _SCOPE = "quantised"
+_COUNT = "steps/count"
 _LOWEST, _LEVELS = -128, 255
 
 
@@ -122,7 +124,8 @@ def save_compressed_retrain_model(
         save_path: folder and prefix of the result.
 
     Raises:
-        ModelError: no training step was done, so there is no clip range; or the graph is inconsistent.
+        ModelError: no training step was done, so there is no clip range; training diverged; or the graph is
+            inconsistent.
         FileError, ConfigError, RecordError: as `save_prune_retrain_model`.
     """
     check_paths(pb_model=pb_model, record_file=record_file, save_path=save_path)
@@ -131,7 +134,7 @@ def save_compressed_retrain_model(
     record = load_record(record_file)
     check_writable(record_file, "record_file")
     target = saved_path(save_path)
-    baked = bake(graph_def, names, (LARGEST, "clip_min", "clip_max", "rests"))
+    baked = bake(graph_def, names, (LARGEST, "clip_min", "clip_max", "rests", "count"))
     layers = sorted(
         name.split("/weight/")[0].removeprefix(f"{_SCOPE}/") for name in baked.ranges if name.endswith(LARGEST)
     )
@@ -177,15 +180,18 @@ class _Writing:
         return self.baked.ranges.get(f"{_SCOPE}/{self.name}/{part}")
 
     def _range(self) -> tuple[float, float]:
-        low, high, rests = (self._value(f"input/{part}") for part in ("clip_min", "clip_max", "rests"))
-        bottom = 0.0 if low is None else min(float(low) * (1.0 - float(0 if rests is None else rests)), 0.0)
-        top = float(high if high is not None else 0.0)
-        if not np.isfinite([bottom, top]).all() or top - bottom < 1e-7:
+        ends = (self._value(f"input/{part}") for part in ("clip_min", "clip_max", "rests"))
+        low, high, rests = (0.0 if value is None else float(value) for value in ends)
+        if low == high == 0 and not self.baked.ranges.get(_COUNT, 0):
             raise ModelError(
-                f"layer {self.name!r}: its clip range was never calibrated ({bottom:g} to {top:g}); run at least one "
-                "training step, and restore its checkpoint, first"
+                f"layer {self.name!r}: its clip range was never calibrated (0 to 0); run at least one training step, "
+                "and restore its checkpoint, first"
             )
-        return bottom, top
+        low = 0.0 if rests else low
+        fault = range_fault(low, high)
+        if fault:
+            raise ModelError(f"layer {self.name!r}: {fault}")
+        return min(low, 0.0), high
 
     def _weight(self) -> np.ndarray:
         """Integers times scales in place of the constant; float32 scales, one or one for each output."""
@@ -193,6 +199,8 @@ class _Writing:
         node = self.nodes[name]
         value = constant_of(node)
         largest = np.atleast_1d(np.asarray(self._value(f"weight/{LARGEST}"), dtype=np.float32))
+        if not np.isfinite(largest).all() or not np.isfinite(value).all():
+            raise ModelError(f"layer {self.name!r}: its weight has NaN or infinity: training diverged")
         for one in self.plan.cuts:
             if one.parameter == name and one.axis == axis and len(largest) > 1:
                 largest = np.delete(largest, one.removed)

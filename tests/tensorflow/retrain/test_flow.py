@@ -15,6 +15,7 @@ tf = pytest.importorskip("tensorflow")
 from networks import CHANNELS, PATTERN, QUANT, data, freeze, minimise, residual, run  # noqa: E402
 
 import openwork.tensorflow as amct  # noqa: E402
+from bad_arguments import refuse_to_write  # noqa: E402
 from openwork.errors import (  # noqa: E402
     ConfigError,
     FileError,
@@ -411,6 +412,59 @@ def test_a_range_that_was_never_seen(tmp_path: Path) -> None:
     trained(tmp_path, QUANT % ("arq_retrain", "true"), quantised=True, steps=0)
     with pytest.raises(ModelError, match=r"never calibrated .*; run at least one training step"):
         amct.save_compressed_retrain_model(tmp_path / "model.pb", ["logits"], tmp_path / "record.txt", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        ({"clip_max": np.nan}, r"is not finite \(-\S+ to nan\): training diverged"),
+        ({"clip_min": -np.inf}, r"is not finite \(-inf to \S+\): training diverged"),
+        ({"clip_min": 0.5, "clip_max": -0.25}, r"has crossed ends \(0.5 to -0.25\): training diverged"),
+        ({"clip_min": 0.0, "clip_max": 0.0}, r"has no width \(0 to 0\): training diverged"),
+    ],
+)
+def test_ranges_that_diverged_are_told_from_missing_ones(tmp_path: Path, ends: dict[str, float], words: str) -> None:
+    trained(tmp_path, QUANT % ("arq_retrain", "true"), quantised=True)
+    graph_def = read(tmp_path / "model.pb")
+    nodes = {node.name: node for node in graph_def.node}
+    for end, value in ends.items():
+        node = nodes[f"openwork_ops/quantised/stem/Conv2D/input/{end}"]
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(np.float32(value)))
+    (tmp_path / "model.pb").write_bytes(graph_def.SerializeToString())
+    record = (tmp_path / "record.txt").read_bytes()
+    with pytest.raises(ModelError, match=f"layer 'stem/Conv2D': its learned clip range {words}") as caught:
+        amct.save_compressed_retrain_model(tmp_path / "model.pb", ["logits"], tmp_path / "record.txt", tmp_path / "out")
+    assert "calibrated" not in str(caught.value)
+    assert not (tmp_path / "out.pb").exists()
+    assert (tmp_path / "record.txt").read_bytes() == record
+
+
+def test_weights_that_diverged_are_named(tmp_path: Path) -> None:
+    trained(tmp_path, QUANT % ("arq_retrain", "true"), quantised=True)
+    graph_def = read(tmp_path / "model.pb")
+    (node,) = (node for node in graph_def.node if node.name == "stem/kernel")
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(np.full((3, 3, 3, 16), np.nan, np.float32)))
+    (tmp_path / "model.pb").write_bytes(graph_def.SerializeToString())
+    with pytest.raises(ModelError, match="layer 'stem/Conv2D': its weight has NaN or infinity: training diverged"):
+        amct.save_compressed_retrain_model(tmp_path / "model.pb", ["logits"], tmp_path / "record.txt", tmp_path / "out")
+
+
+@pytest.mark.parametrize("what", ["prune", "compressed"])
+def test_a_record_that_cannot_be_written_is_found_before_the_graph_is(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of the record is checked first: no .pb without the record that belongs to it."""
+    trained(
+        tmp_path, CHANNELS + (QUANT % ("arq_retrain", "true") if what == "compressed" else ""), what == "compressed"
+    )
+    record = tmp_path / "record.txt"
+    before = record.read_bytes()
+    refuse_to_write(monkeypatch, "record.txt")
+    save = getattr(amct, f"save_{what}_retrain_model")
+    with pytest.raises(FileError, match=r"record_file .*record\.txt cannot be written: No space left"):
+        save(tmp_path / "model.pb", ["logits"], record, tmp_path / "out")
+    assert not (tmp_path / "out.pb").exists()
+    assert record.read_bytes() == before
 
 
 def test_a_config_that_asks_for_nothing(tmp_path: Path) -> None:

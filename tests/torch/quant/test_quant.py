@@ -287,6 +287,43 @@ def test_saving_without_calibration_is_refused():
         integers_of(model, (_x(),))
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (-1.0, float("nan"), r"is not finite \(-1 to nan\): training diverged"),
+        (float("-inf"), 1.0, r"is not finite \(-inf to 1\): training diverged"),
+        (0.5, -0.25, r"has crossed ends \(0.5 to -0.25\): training diverged"),
+        (-1e-9, 1e-9, r"has no width \(-1e-09 to 1e-09\): training diverged"),
+    ],
+)
+def test_ranges_that_diverged_are_told_from_missing_ones(low, high, words):
+    model = apply_quant(Net(), {"a": QuantSetting()})
+    model.train()(_x())
+    with torch.no_grad():
+        model.a.input_quant.clip_min.fill_(low)
+        model.a.input_quant.clip_max.fill_(high)
+    with pytest.raises(ModelError, match=f"layer 'a': its learned clip range {words}") as caught:
+        integers_of(model, (_x(),))
+    assert "calibrated" not in str(caught.value)
+
+
+@pytest.mark.parametrize("algorithm", list(WeightAlgorithm))
+def test_weights_that_diverged_are_named(algorithm):
+    model = apply_quant(Net(), {"a": QuantSetting(weight=WeightQuantSetting(algorithm))})
+    model.train()(_x())
+    with torch.no_grad():
+        (model.a.weight_quant.scale if algorithm is WeightAlgorithm.ULQ else model.a.weight).fill_(float("nan"))
+    with pytest.raises(ModelError, match=r"layer 'a': its .*weight.* has NaN or infinity: training diverged"):
+        integers_of(model, (_x(),))
+
+
+def test_a_layer_that_sees_nothing_but_zeros_is_saved():
+    model = apply_quant(nn.Sequential(nn.Linear(4, 4)), {"0": QuantSetting()})
+    zeros = torch.zeros(2, 4)
+    model.train()(zeros)
+    assert integers_of(model, (zeros,))["0"].data.offset == -128
+
+
 def test_what_cannot_be_quantised():
     shared = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     shared[1].weight = shared[0].weight

@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 import openwork.torch as amct
-from openwork.errors import ConfigError, ModelError, RecordError, UnsupportedModelError, WeightsError
+from bad_arguments import refuse_to_write
+from openwork.errors import ConfigError, FileError, ModelError, RecordError, UnsupportedModelError, WeightsError
 from openwork.record import Record, SelectiveMaskRecord, load_record, save_record
 from openwork.sparsity import nm_mask
 from openwork.torch.sparse24 import masks_of
@@ -168,6 +169,20 @@ def test_records_of_other_models_are_refused(tmp_path):
         save_record(Record(masks={mask.name: mask}), record)
         with pytest.raises(RecordError, match=words):
             amct.restore_prune_retrain_model(_net(), _x(), record, config, tmp_path / "weights.pth")
+
+
+@pytest.mark.parametrize("prune", ["", MASKS % 0])
+def test_a_record_that_cannot_be_written_is_found_before_the_models_are(prune, tmp_path, monkeypatch):
+    """The path of the record is checked first: no ONNX files without the record that belongs to them."""
+    config, record = _config(tmp_path, prune + QUANT), tmp_path / "record.txt"
+    model = amct.create_compressed_retrain_model(_net(), _x(), config, record)
+    _train(model, lr=0.05)
+    before = record.read_bytes()
+    refuse_to_write(monkeypatch, "record.txt")
+    with pytest.raises(FileError, match=r"record_file .*record\.txt cannot be written: No space left"):
+        amct.save_compressed_retrain_model(model, record, tmp_path / "out" / "net", _x())
+    assert not list(tmp_path.rglob("*.onnx"))
+    assert record.read_bytes() == before
 
 
 @pytest.mark.parametrize("prune", ["", MASKS % 0, MASKS % 2 + CHANNELS])

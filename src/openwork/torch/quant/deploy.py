@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from openwork.errors import ModelError
 from openwork.record import QuantFactors
+from openwork.retrain.clipping import range_fault
 from openwork.sparsity.masks import check
 from openwork.torch.quant.apply import quantized_layers
 from openwork.torch.quant.fake import HIGHEST, LOWEST, InputFactors
@@ -55,14 +56,12 @@ def integers_of(model: nn.Module, inputs: Sequence[Any]) -> dict[str, LayerInteg
         inputs: positional inputs; the model is run once to find the batch norms.
 
     Raises:
-        ModelError: a layer's clip range was never calibrated, or masked integers break their pattern.
+        ModelError: a layer's clip range was never calibrated, training diverged, or masked integers break their
+            pattern.
     """
     layers = quantized_layers(model)
     for name, layer in layers.items():
-        if not layer.input_quant.calibrated:  # type: ignore[union-attr, operator]
-            raise ModelError(
-                f"layer {name!r}: its clip range was never calibrated; run at least one batch in training mode first"
-            )
+        _check_trained(name, layer)
     modules = dict(model.named_modules())
     norms = norms_after(model, inputs, list(layers))
     result = {}
@@ -78,6 +77,21 @@ def integers_of(model: nn.Module, inputs: Sequence[Any]) -> dict[str, LayerInteg
                     f"{setting.m} non-zeros, first at {list(found.first or ())}"
                 )
     return result
+
+
+def _check_trained(name: str, layer: Any) -> None:
+    data, weight = layer.input_quant, current_weight(layer)
+    if not data.calibrated:
+        raise ModelError(
+            f"layer {name!r}: its clip range was never calibrated; run at least one batch in training mode first"
+        )
+    low, high = data.ends()
+    fault = "" if low == high == 0 else range_fault(low, high)  # inputs of nothing but zeros stay so
+    if fault:
+        raise ModelError(f"layer {name!r}: {fault}")
+    for what, values in (("weight", weight), ("scale of weights", layer.weight_quant.scales(weight))):
+        if not torch.isfinite(values).all():
+            raise ModelError(f"layer {name!r}: its {what} has NaN or infinity: training diverged")
 
 
 def _integers(layer: Any, norm: str, modules: dict[str, nn.Module]) -> LayerIntegers:

@@ -98,6 +98,10 @@ class InputQuant(nn.Module):
         scale = ((high - low) / (HIGHEST - LOWEST)).clamp(min=_SMALLEST)
         return scale, LOWEST - low / scale
 
+    def ends(self) -> tuple[float, float]:
+        """The ends of the clip range as they were learned."""
+        return (0.0 if bool(self.fixed) else float(self.clip_min)), float(self.clip_max)
+
     @torch.no_grad()
     def factors(self) -> InputFactors:
         """The scale and offset in force, as the operator rounds them."""

@@ -152,8 +152,8 @@ def save_compressed_retrain_model(
         opset: ONNX operator set of the files.
 
     Raises:
-        ModelError: no batch was run in training mode yet, so there is no clip range; masked integers break their
-            pattern; torch cannot export the model.
+        ModelError: no batch was run in training mode yet, so there is no clip range; training diverged; masked
+            integers break their pattern; torch cannot export the model.
         FileError, ConfigError, RecordError: as `save_prune_retrain_model`; the record cannot be read.
     """
     check_paths(record_file=record_file)
