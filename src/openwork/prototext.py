@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+from google.protobuf.descriptor import FieldDescriptor
 
 from openwork.errors import OpenworkError, nearest
 
@@ -22,6 +23,7 @@ _UNKNOWN_FIELD = re.compile(r'Message type "([\w.]+)" has no field named "([^"]*
 _UNKNOWN_VALUE = re.compile(r'Enum type "([\w.]+)" has no value (?:named|with number) (.+?)\.?$')
 _REPEATED = re.compile(r'Message type "([\w.]+)" should not have multiple "(\w+)" fields')
 _BOTH = re.compile(r'Field "([\w.]+)" is specified along with field "([\w.]+)", another member of oneof')
+_OUT_OF_RANGE = re.compile(r"Value out of range: (\S+)")
 _FIELD_BEFORE = re.compile(r"([A-Za-z_]\w*)\s*:?\s*\[?[^:{}<>]*$")
 
 
@@ -87,12 +89,40 @@ def _explain(problem: text_format.ParseError, text: str, kind: Any) -> str:
         close = nearest(found[2], names)
         allowed = f"; {close}" if close.startswith("did") else ""
         return f"{place}{field}unknown value {found[2]!r}{allowed} (allowed: {', '.join(names)})"
+    if named and (found := _OUT_OF_RANGE.search(words)) and (limits := _limits(kind.DESCRIPTOR, named[1])):
+        return f"{place}{named[1]} is {found[1]}; it must be an integer from {limits[0]} to {limits[1]}"
     # What is left of protobuf's own words: drop its place and the quoted line that it puts before them.
     words = re.sub(r"^\d+:\d+ : ", "", words)
     words = words.removeprefix(f"'{lines[0]}': ").removeprefix("'': ").replace("\n", " ")[:200]
     # Protobuf misses a closing bracket only where the text is over, and places that error earlier.
     over = words in ('Expected "}".', 'Expected ">".') or not "".join([lines[0][column - 1 :], *lines[1:]]).strip()
     return f"{place}{field}{'the file ends too early: ' if over else ''}{words}"
+
+
+def _limits(descriptor: Any, name: str) -> tuple[int, int] | None:
+    """The least and greatest value of an integer field, if all fields of that name in the schema have the same."""
+    found: set[tuple[int, int]] = set()
+    seen: set[str] = set()
+    pending = [descriptor]
+    while pending:
+        message = pending.pop()
+        if message.full_name in seen:
+            continue
+        seen.add(message.full_name)
+        for field in message.fields:
+            if field.message_type is not None:
+                pending.append(field.message_type)
+            elif field.name == name and field.type in _INTEGERS:
+                found.add(_INTEGERS[field.type])
+    return found.pop() if len(found) == 1 else None
+
+
+_INTEGERS = {
+    FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.TYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
+}
 
 
 def _short(full_name: str) -> str:

@@ -230,7 +230,10 @@ BAD = {
         "prune_record[1].consumer[0]: 'c': prune_index holds 7; allowed: 8 to 19",
     ),
     "repeated": (CONCAT.replace("ints: 4 ", "ints: 1 ", 1), "prune_index holds 1 twice"),
-    "beyond 64 bits": (CONCAT.replace("ints: 4 ", f"ints: {2**63} ", 1), "ints: Value out of range"),
+    "beyond 64 bits": (
+        CONCAT.replace("ints: 4 ", f"ints: {2**63} ", 1),
+        f"ints is {2**63}; it must be an integer from {-(2**63)} to {2**63 - 1}",
+    ),
     "beyond 64 bits in a run": (
         CONCAT.replace("ints: 4 ", f"ints: {2**63} " * 50, 1),
         "'a': attribute 'prune_index': an integer of more than 64 bits",
