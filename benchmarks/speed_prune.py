@@ -5,8 +5,9 @@ the work on a fresh copy of the model, not over building or copying it. Python's
 measurements, not inside: a full pass over all that torch and timm have made costs a quarter of a second, wherever
 it happens to fall.
 
-A floor stands beside them: one plain forward and one `copy.deepcopy` of the model. A tool that runs the model once and
-returns a new one needs about as much if it does nothing else (openwork runs it without data, and copies less than all).
+Two floors stand beside them, for tools that run the model's Python once and return a new model, and do nothing else:
+one plain forward and one `copy.deepcopy`; and one forward on meta tensors (shapes only, no arithmetic) with one copy of
+the module tree that shares every weight. The meta model is made outside the clock.
 
     python benchmarks/speed_prune.py                              # all such networks of the zoo
     python benchmarks/speed_prune.py --only resnet50 --rounds 5
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
+import math
 import os
 import statistics
 import sys
@@ -68,8 +70,25 @@ def floor(model: Any, inputs: Any) -> None:
     copy.deepcopy(model)
 
 
+def shape_floor(model: Any, inputs: Any) -> None:
+    import torch
+
+    from openwork.torch.structure import copy_structure
+
+    with torch.no_grad():
+        model(*inputs.args, **inputs.kwargs)
+    copy_structure(model, lambda name, tensor: tensor)
+
+
+def on_meta(model: Any, inputs: Any) -> tuple[Any, Any]:
+    """The model and its inputs as shapes."""
+    from openwork.torch.structure import bind_inputs, shape_only
+
+    return copy.deepcopy(model).to("meta"), bind_inputs(inputs).to(shape_only)
+
+
 def seconds(work: Callable[[Any, Any], None], model: Any, inputs: Any) -> float:
-    fresh = copy.deepcopy(model)
+    fresh, inputs = on_meta(model, inputs) if work is shape_floor else (copy.deepcopy(model), inputs)
     gc.collect()
     gc.disable()
     try:
@@ -81,16 +100,24 @@ def seconds(work: Callable[[Any, Any], None], model: Any, inputs: Any) -> float:
 
 
 def compare(name: str, rounds: int) -> list[float]:
-    """Medians in seconds: openwork analyze + prune, openwork prune alone, Torch-Pruning, the floor."""
+    """Medians in seconds: openwork analyze + prune, openwork prune alone, Torch-Pruning, the two floors.
+
+    The second floor is not a number where the model does not run on meta tensors as it is.
+    """
     from nets.zoo import ZOO
 
     net = ZOO[name]
     model, inputs = net.build(), net.inputs()
-    contenders = (with_openwork, with_openwork_prune, with_torch_pruning, floor)
-    taken: list[list[float]] = [[], [], [], []]
+    contenders = (with_openwork, with_openwork_prune, with_torch_pruning, floor, shape_floor)
+    taken: list[list[float]] = [[] for _ in contenders]
     for index in range(rounds + 1):
         for times, work in zip(taken, contenders):
-            times.append(seconds(work, model, inputs))
+            try:
+                times.append(seconds(work, model, inputs))
+            except (RuntimeError, NotImplementedError):
+                if work is not shape_floor:
+                    raise
+                times.append(math.nan)
         if index == 0 and taken[2][0] < SLOW:
             for times in taken:  # the first round warms up imports and caches
                 times.clear()
@@ -120,27 +147,33 @@ def main() -> int:
     names = [net.name for net in ZOO.values() if net.torch_pruning_kept is not None]
     names = [name for name in names if name in options.only or not options.only]
     lines = [
-        "| network | analyze + prune, s | prune alone, s | Torch-Pruning, s | ratio | floor, s | ratio of floor |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| network | analyze + prune, s | prune alone, s | Torch-Pruning, s | ratio | floor, s | its ratio "
+        "| floor on shapes, s | its ratio |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     print("\n".join(lines), flush=True)
-    ratios, floors = [], []
+    ratios: list[float] = []
+    floors: list[float] = []
+    shapes: list[float] = []
     for name in names:
         try:
-            ours, prune_alone, theirs, least = compare(name, options.rounds)
+            ours, prune_alone, theirs, least, on_shapes = compare(name, options.rounds)
         except Exception as error:
-            line = f"| {name} | | | | {type(error).__name__}: {str(error)[:80]} | | |"
+            line = f"| {name} | | | | {type(error).__name__}: {str(error)[:80]} | | | | |"
         else:
             ratios.append(theirs / ours)
             floors.append(theirs / least)
             line = f"| {name} | {ours:.3f} | {prune_alone:.3f} | {theirs:.3f} | {theirs / ours:.1f} "
-            line += f"| {least:.3f} | {theirs / least:.1f} |"
+            line += f"| {least:.3f} | {theirs / least:.1f} | {on_shapes:.3f} | {theirs / on_shapes:.1f} |"
+            if not math.isnan(on_shapes):
+                shapes.append(theirs / on_shapes)
         lines.append(line)
         print(line, flush=True)
     if ratios:
         summary = f"{len(ratios)} networks: geometric mean {statistics.geometric_mean(ratios):.1f} times faster, "
         summary += f"least {min(ratios):.1f}, most {max(ratios):.1f}; "
-        summary += f"one forward and one copy: {statistics.geometric_mean(floors):.1f} times."
+        summary += f"one forward and one copy: {statistics.geometric_mean(floors):.1f} times; "
+        summary += f"the same on shapes ({len(shapes)} networks): {statistics.geometric_mean(shapes):.1f} times."
         print("\n" + summary)
         if options.markdown:
             command = "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
