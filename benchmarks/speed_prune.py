@@ -7,7 +7,8 @@ it happens to fall.
 
 Two floors stand beside them, for tools that run the model's Python once and return a new model, and do nothing else:
 one plain forward and one `copy.deepcopy`; and one forward on meta tensors (shapes only, no arithmetic) with one copy of
-the module tree that shares every weight. The meta model is made outside the clock.
+the module tree that shares every weight. The meta model is made outside the clock. A tool that works shapes out itself
+can be below the second.
 
     python benchmarks/speed_prune.py                              # all such networks of the zoo
     python benchmarks/speed_prune.py --only resnet50 --rounds 5
