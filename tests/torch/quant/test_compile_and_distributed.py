@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from ranks import as_rank, needs_gloo, run_ranks
 from torch import nn
 from torch.nn import functional
 
@@ -75,10 +74,8 @@ def test_compiled_training_agrees(weights, frequency, backend, tmp_path):
     assert (tmp_path / "net_deploy_model.onnx").is_file()
 
 
-def _rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    model = _model(Path(folder) / str(rank))
+def _rank(rank: int, folder: Path) -> None:
+    model = _model(folder / str(rank))
     parallel = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
     for step in range(_STEPS):
@@ -87,20 +84,13 @@ def _rank(rank: int, folder: str) -> None:
         parallel(_data(step)[2 * rank : 2 * rank + 2]).square().mean().backward()
         optimizer.step()
     masks = {f"mask {name}": mask for name, mask in masks_of(model).items()}
-    np.savez(f"{folder}/{rank}.npz", **masks, **{key: value.numpy() for key, value in model.state_dict().items()})
-    torch.distributed.destroy_process_group()
+    state = {key: value.numpy() for key, value in model.state_dict().items()}
+    np.savez(folder / f"{rank}.npz", **masks, **state)
 
 
-@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
+@needs_gloo
 def test_two_processes_train_as_one(tmp_path: Path):
-    # This very file is the program of each rank.
-    processes = [
-        subprocess.Popen([sys.executable, __file__, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    for process in processes:
-        _, errors = process.communicate(timeout=180)
-        assert process.returncode == 0, errors
+    run_ranks(__file__, tmp_path)
     first, second = (np.load(tmp_path / f"{rank}.npz") for rank in range(2))
     assert sum(key.startswith("mask ") for key in first) == 3
     for key in first:
@@ -124,4 +114,5 @@ def test_two_processes_train_as_one(tmp_path: Path):
 
 
 if __name__ == "__main__":
-    _rank(int(sys.argv[1]), sys.argv[2])
+    with as_rank() as (rank, folder):
+        _rank(rank, folder)

@@ -1,13 +1,9 @@
-"""auto_channel_prune_search from config to pruned model, its bad inputs, two processes."""
+"""auto_channel_prune_search from config to pruned model, and its bad inputs."""
 
 from __future__ import annotations
 
 import copy
 import logging
-import socket
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -407,48 +403,3 @@ def test_wrong_answers_of_user_classes(tmp_path):
         amct.auto_channel_prune_search(*arguments, sensitivity=Silent())
     with pytest.raises(ConfigError, match="layer 'first' needs a list of 0 and 1 for its 8 channels"):
         amct.auto_channel_prune_search(*arguments, search_alg=Short())
-
-
-def test_two_processes_write_what_one_writes(tmp_path):
-    """gloo, two processes, three batches: the same file as from one process; only the first process writes."""
-    script = tmp_path / "run.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import os, sys, torch
-            import torch.distributed as dist
-            import openwork.torch as amct
-            from openwork.torch.search.testing import small_net
-
-            folder, size = sys.argv[1], int(sys.argv[2])
-            rank = int(os.environ.get("RANK", 0))
-            if size > 1:
-                dist.init_process_group("gloo")
-            net, images, labels = small_net(3)
-            data = [(images[i : i + 2], labels[i : i + 2]) for i in (0, 2, 4)]
-            out = os.path.join(folder, f"of{size}", f"rank{rank}")
-            amct.auto_channel_prune_search(net, os.path.join(folder, "search.cfg"), data, os.path.join(out, "out.cfg"))
-            """
-        )
-    )
-    write_config(tmp_path, 1.6, test_iteration=3)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    import os
-
-    settings = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    runs = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path), str(size)],
-            env={**settings, "RANK": str(rank), "WORLD_SIZE": str(size)},
-            stderr=subprocess.PIPE,
-        )
-        for size, rank in ((1, 0), (2, 0), (2, 1))
-    ]
-    for run in runs:
-        _, errors = run.communicate(timeout=400)
-        assert run.returncode == 0, errors.decode()
-    single = (tmp_path / "of1" / "rank0" / "out.cfg").read_text()
-    assert (tmp_path / "of2" / "rank0" / "out.cfg").read_text() == single
-    assert not (tmp_path / "of2" / "rank1").exists()

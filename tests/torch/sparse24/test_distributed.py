@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
+from ranks import as_rank, needs_gloo, run_ranks
 from torch import nn
 
 from openwork.config import NofMSetting
@@ -27,9 +25,7 @@ def _data(step: int) -> torch.Tensor:
     return torch.randn(4, 8, 6, 6, generator=torch.Generator().manual_seed(step))
 
 
-def _rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+def _rank(rank: int, folder: Path) -> None:
     model = _model()
     parallel = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.5)
@@ -38,20 +34,12 @@ def _rank(rank: int, folder: str) -> None:
         # Each rank has its own half of the batch.
         parallel(_data(step)[2 * rank : 2 * rank + 2]).square().mean().backward()
         optimizer.step()
-    np.savez(f"{folder}/{rank}.npz", **masks_of(model), weight=model[0].weight.detach().numpy())
-    torch.distributed.destroy_process_group()
+    np.savez(folder / f"{rank}.npz", **masks_of(model), weight=model[0].weight.detach().numpy())
 
 
-@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
+@needs_gloo
 def test_all_ranks_have_the_masks_of_one_process(tmp_path: Path):
-    # This very file is the program of each rank.
-    processes = [
-        subprocess.Popen([sys.executable, __file__, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    for process in processes:
-        _, errors = process.communicate(timeout=180)
-        assert process.returncode == 0, errors
+    run_ranks(__file__, tmp_path)
     single = _model()
     optimizer = torch.optim.SGD(single.parameters(), lr=0.5)
     for step in range(_STEPS):
@@ -67,4 +55,5 @@ def test_all_ranks_have_the_masks_of_one_process(tmp_path: Path):
 
 
 if __name__ == "__main__":
-    _rank(int(sys.argv[1]), sys.argv[2])
+    with as_rank() as (rank, folder):
+        _rank(rank, folder)
