@@ -232,7 +232,7 @@ class _Reader:
             pattern = self.inside("n_out_of_m")
             n, m = pattern.required(proto.n_out_of_m, "n"), pattern.required(proto.n_out_of_m, "m")
         with self.located():
-            return NofMSetting(
+            setting = NofMSetting(
                 n=n,
                 m=m,
                 update_freq=proto.update_freq,
@@ -240,6 +240,9 @@ class _Reader:
                 sr_ste_decay=exact_decimal(proto.sr_ste_decay),
                 permute=proto.permute,
             )
+        if proto.HasField("sr_ste_decay") and setting.grad_mode is not GradMode.SR_STE:
+            raise self.fail(f"sr_ste_decay is given, but grad_mode is {setting.grad_mode.value}; it needs SR_STE")
+        return setting
 
     def data(self, proto: Any, field_name: str) -> DataQuantSetting | None:
         if not proto.HasField(field_name):

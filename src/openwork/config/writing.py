@@ -109,7 +109,7 @@ def _prune(lines: _Lines, setting: PruneSetting | None) -> None:
         default = NofMSetting()
         if setting.grad_mode is not GradMode.MASKED:
             lines.add(f"grad_mode: {setting.grad_mode.value}")
-        if setting.sr_ste_decay != default.sr_ste_decay:
+        if setting.grad_mode is GradMode.SR_STE and setting.sr_ste_decay != default.sr_ste_decay:
             lines.add(f"sr_ste_decay: {format_float(setting.sr_ste_decay)}")
         if setting.permute:
             lines.add("permute: true")
