@@ -19,6 +19,7 @@ from openwork.files import path_text, read_bytes
 __all__ = [
     "BATCH",
     "ENTERS",
+    "FIX_LENGTHS",
     "Bound",
     "as_graph_def",
     "bind",
@@ -32,6 +33,9 @@ __all__ = [
     "tensor_of",
     "topological",
 ]
+
+FIX_LENGTHS = "fix the lengths of its placeholders, in the graph or with sizes= of analyze_graph and prune_graph"
+"""What helps where a length that the graph leaves open is needed."""
 
 # Stands for an unknown batch length: a prime, so that no product of channel counts is equal to it.
 BATCH = 1009
@@ -336,7 +340,7 @@ def bind(
     except (ValueError, TypeError, tf.errors.OpError, RuntimeError) as error:
         why = first_line(error)
         lengths = unknown and any(word in why.lower() for word in ("dimension", "shape", "size"))
-        hint = "; give the shapes of its inputs with sizes" if lengths else ""
+        hint = f"; {FIX_LENGTHS}" if lengths else ""
         raise ModelError(f"the graph cannot be imported: {why}{hint}") from error
     for output in outputs:
         name, index = tensor_of(output)

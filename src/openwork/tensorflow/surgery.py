@@ -15,7 +15,7 @@ from openwork.graph.plan import Cut, Plan
 from openwork.graph.sizes import surviving_shape
 from openwork.tensorflow.analysis import GraphAnalysis
 from openwork.tensorflow.functions import inlined
-from openwork.tensorflow.graphs import bind, const_node, node_name, subgraph, tensor_of
+from openwork.tensorflow.graphs import FIX_LENGTHS, bind, const_node, node_name, subgraph, tensor_of
 from openwork.tensorflow.helpers import without_helpers
 from openwork.tensorflow.values import constant_of, known_values
 
@@ -190,10 +190,7 @@ def _replace(
         if wrong.any():
             # At most one length can be left for TensorFlow to find.
             if reader.op != "Reshape" or wrong.sum() > 1 or (value == -1).any():
-                raise ModelError(
-                    f"{reader.op} {name}: a size depends on open lengths and on channels; give the shapes of the "
-                    "inputs with sizes"
-                )
+                raise ModelError(f"{reader.op} {name}: a size depends on open lengths and on channels; {FIX_LENGTHS}")
             value = np.where(wrong, np.asarray(-1, dtype=value.dtype), value)
             moving = moving & ~wrong
         made = _mixed(result, nodes, name, place, source, value, moving)
