@@ -263,7 +263,10 @@ BAD = {
         MASK % "n_out_of_m { n: 1 m: 4 } n_out_of_m_type: M4N2",
         "n_out_of_m_type and n_out_of_m are both given",
     ),
-    "decay without SR-STE": (MASK % "sr_ste_decay: 0.1", "sr_ste_decay is given, but grad_mode is MASKED; it needs SR_STE"),
+    "decay without SR-STE": (
+        MASK % "sr_ste_decay: 0.1",
+        "sr_ste_decay is given, but grad_mode is MASKED; it needs SR_STE",
+    ),
     "negative decay": (MASK % "sr_ste_decay: -1", "sr_ste_decay is -1.0"),
     "clip range reversed": (
         DATA % "clip_max_min { clip_max: -1 clip_min: 1 }",

@@ -26,7 +26,7 @@ from openwork.torch.rules import Context, Cost, Rule, find_rule
 from openwork.torch.shape_results import ShapeResults
 from openwork.torch.size_reads import WatchedSize
 from openwork.torch.structure import Inputs, all_modules, all_tensors, copy_structure, one_line, shape_only
-from openwork.torch.watch import Call, Watcher, tensors_in
+from openwork.torch.watch import Call, Watcher, outputs_in, tensors_in
 
 __all__ = ["ModuleStack", "Record", "Slot", "Trace", "on_shapes", "trace"]
 
@@ -413,7 +413,7 @@ def _trace_once(model: nn.Module, inputs: Inputs, mode: str) -> Trace:
     with on_shapes(model, inputs, mode) as (twin, given):
         tracer = Tracer(twin, meta=mode == "meta")
         output = _watch(twin.eval(), given, tracer)
-        if not any(True for _ in tensors_in(output)):
+        if not any(True for _ in outputs_in(output)):
             raise ModelError(f"the forward of {type(model).__name__} returns no tensor, but a {type(output).__name__}")
         records = list(tracer.records)
         if mode != "real" and any(name not in tracer.parameters for name, _ in twin.named_parameters()):
@@ -449,6 +449,6 @@ def _watch(twin: nn.Module, given: Inputs, tracer: Tracer) -> Any:
     finally:
         modules.remove()
     tracer.store.location = "model output"
-    for tensor in tensors_in(output):
+    for tensor in outputs_in(output):
         tracer.store.freeze_map(tracer.map_of(tensor), "the caller sees these channels")
     return output

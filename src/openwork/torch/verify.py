@@ -23,7 +23,7 @@ from openwork.torch.composites import Composite
 from openwork.torch.structure import Inputs, bind_inputs, copy_structure, unwrap
 from openwork.torch.surgery import check_plan
 from openwork.torch.trace import Trace, trace
-from openwork.torch.watch import Call, Watcher, tensors_in
+from openwork.torch.watch import Call, Watcher, outputs_in, tensors_in
 
 __all__ = ["verify"]
 
@@ -197,8 +197,9 @@ def verify(model: nn.Module, pruned: nn.Module, plan: Plan, inputs: Any) -> floa
         inputs: as for `analyze`.
 
     Returns:
-        max |difference| / max |output| over all output tensors; infinite if shapes differ, values are not finite
-        where the masked original's are, or the masked original gives NaN (then nothing is proved).
+        max |difference| / max |output| over all output tensors (not over a transformer's cache); infinite if shapes
+        differ, values are not finite where the masked original's are, or the masked original gives NaN (then nothing
+        is proved).
 
     Raises:
         RecordError: the plan is of another model.
@@ -229,7 +230,7 @@ def verify(model: nn.Module, pruned: nn.Module, plan: Plan, inputs: Any) -> floa
     masked = copy_structure(original, convert)
     masked.eval()
     with _Masked(traced, dead):
-        expected = [tensor.detach() for tensor in tensors_in(masked(*given.args, **given.kwargs))]
+        expected = [tensor.detach() for tensor in outputs_in(masked(*given.args, **given.kwargs))]
     # A copy of the structure, so that what the forward leaves on the model (caches, memories) is not kept.
     twin = copy_structure(smaller, lambda name, tensor: tensor if isinstance(tensor, nn.Parameter) else tensor.clone())
     actual = _run_eval(twin, given)
@@ -245,7 +246,7 @@ def _run_eval(model: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
     try:
         model.eval()
         with torch.no_grad():
-            return [tensor.detach() for tensor in tensors_in(model(*inputs.args, **inputs.kwargs))]
+            return [tensor.detach() for tensor in outputs_in(model(*inputs.args, **inputs.kwargs))]
     finally:
         for module, training in flags.items():
             module.training = training

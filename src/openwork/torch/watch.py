@@ -22,25 +22,44 @@ from openwork.torch.composites import COMPOSITES, SIZE_READS, VALUE_READS
 from openwork.torch.shape_results import ShapeResults, empty_strided, like
 from openwork.torch.size_reads import plain
 
-__all__ = ["Call", "Watcher", "tensors_in"]
+__all__ = ["Call", "Watcher", "outputs_in", "tensors_in"]
+
+_CACHE = ("transformers.cache_utils", "Cache")  # told by name: nothing of transformers is needed otherwise
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in nested containers: mappings, sequences, dataclasses, objects such as model outputs."""
+def tensors_in(value: Any, caches: bool = True) -> Iterator[torch.Tensor]:
+    """All tensors in nested containers: mappings, sequences, dataclasses, objects such as model outputs.
+
+    Args:
+        value: anything.
+        caches: also those that a transformer keeps for its own next call.
+    """
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from tensors_in(item)
+            yield from tensors_in(item, caches)
     elif isinstance(value, (list, tuple, set, frozenset)):
         for item in value:
-            yield from tensors_in(item)
+            yield from tensors_in(item, caches)
+    elif not caches and _is_cache(value):
+        return
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, field.name, None))
+            yield from tensors_in(getattr(value, field.name, None), caches)
     elif hasattr(value, "__dict__") and not isinstance(value, (type, torch.nn.Module)) and not callable(value):
         for item in vars(value).values():
-            yield from tensors_in(item)
+            yield from tensors_in(item, caches)
+
+
+def outputs_in(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors of a model's result that the caller sees. Keys and values that a transformer returns for its own
+    next call are none: they go back into the layers that made them."""
+    return tensors_in(value, caches=False)
+
+
+def _is_cache(value: Any) -> bool:
+    return any((kind.__module__, kind.__name__) == _CACHE for kind in type(value).__mro__)
 
 
 def _flat_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:

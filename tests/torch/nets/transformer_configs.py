@@ -46,8 +46,6 @@ class TransformerModel:
             for name in ("initializer_range", "init_std"):
                 if hasattr(part, name):
                     setattr(part, name, 0.2)
-            if hasattr(part, "use_cache"):
-                part.use_cache = False  # a returned cache is an output, which would freeze keys and values
         model = getattr(transformers, self.model)(config)
         assert isinstance(model, nn.Module)
         return model
