@@ -82,7 +82,7 @@ class Repair:
 
     Attributes:
         module: path of the module; empty for the model itself.
-        attribute: name.
+        attribute: name; with dots, of what an attribute of the module holds ("config.hidden_size").
         old, new: int, or (nested) list of ints; tuples are stored as lists and restored to the type found.
     """
 

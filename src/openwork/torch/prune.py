@@ -15,10 +15,11 @@ from openwork.graph.groups import IntArray
 from openwork.graph.plan import Plan
 from openwork.retrain.ratio import check_share, lies_in, named_units, nothing_goes, paths_given, units_by_ratio
 from openwork.torch.analysis import Analysis, _analyze
+from openwork.torch.pretrained import config_repairs
 from openwork.torch.structure import all_tensors, unwrap
 from openwork.torch.surgery import apply_plan
 
-__all__ = ["PrunePlan", "prune", "weights_of"]
+__all__ = ["PrunePlan", "plan_of", "prune", "weights_of"]
 
 
 class PrunePlan(Plan):
@@ -50,6 +51,15 @@ def weights_of(model: nn.Module) -> Callable[[str], np.ndarray]:
         return cache[name]
 
     return weights
+
+
+def plan_of(analysis: Analysis, removed: Mapping[int, IntArray]) -> PrunePlan | None:
+    """The plan when these units of these groups go; None as from `Analysis.plan`."""
+    found = analysis.plan(removed)
+    if found is None:
+        return None
+    cuts, repairs = found
+    return PrunePlan(cuts, (*repairs, *config_repairs(analysis, removed, cuts, repairs)))
 
 
 @torch.inference_mode(False)
@@ -97,20 +107,18 @@ def prune(
     weights = weights_of(analysis.model)
     if groups is not None:
         analysis.check()
-        chosen = named_units(analysis.groups, groups)
-        found = analysis.plan(chosen)
-        if found is None:
+        plan = plan_of(analysis, named_units(analysis.groups, groups))
+        if plan is None:
             raise ConfigError("groups: the model's code does not allow this choice; see analyze(...).frozen")
     else:
-        found = None
-        while found is None:
+        plan = None
+        while plan is None:
             chosen = units_by_ratio(
                 analysis.groups, ratio, round_to, importance, weights, lambda group: lies_in(group, skip)
             )
             if not chosen:
                 raise NothingToPruneError(nothing_goes(type(analysis.model).__name__, analysis.groups, analysis.frozen))
-            found = analysis.plan(chosen)
-    plan = PrunePlan(*found)
+            plan = plan_of(analysis, chosen)
     return apply_plan(analysis.model, plan), plan
 
 

@@ -122,7 +122,8 @@ def _first_names(model: nn.Module) -> dict[str, list[str]]:
 
 
 def set_attribute(model: nn.Module, repair: Repair) -> None:
-    """Set one attribute; lists are restored to the type that stands there.
+    """Set one attribute, or one of the object that an attribute holds ("config.hidden_size"); lists are restored to
+    the type that stands there.
 
     Raises:
         RecordError: no such module or attribute, or it does not have the old value.
@@ -134,17 +135,23 @@ def set_attribute(model: nn.Module, repair: Repair) -> None:
         raise RecordError(
             f"module {repair.module!r} of the plan is not in the model; {nearest(repair.module, names)}"
         ) from error
-    if repair.attribute not in vars(module):
-        raise RecordError(
-            f"module {repair.module!r} has no attribute {repair.attribute!r}; {nearest(repair.attribute, vars(module))}"
-        )
-    found = vars(module)[repair.attribute]
+    owner: Any = module
+    *holders, attribute = repair.attribute.split(".")
+    for place, holder in enumerate((*holders, attribute)):
+        if holder not in getattr(owner, "__dict__", {}):
+            where = ".".join((repr(repair.module), *holders[:place]))
+            raise RecordError(
+                f"module {where} has no attribute {holder!r}; {nearest(holder, getattr(owner, '__dict__', {}))}"
+            )
+        if place < len(holders):
+            owner = vars(owner)[holder]
+    found = vars(owner)[attribute]
     if _listed(found) not in (_listed(repair.old), _listed(repair.new)):
         raise RecordError(
             f"module {repair.module!r}: {repair.attribute} is {found!r}; the plan needs {repair.old!r} "
             "(it is of another model, or already pruned)"
         )
-    setattr(module, repair.attribute, like(found, repair.new))
+    setattr(owner, attribute, like(found, repair.new))
 
 
 def _listed(value: Any) -> Any:

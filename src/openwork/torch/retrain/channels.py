@@ -20,7 +20,7 @@ from openwork.config import (
 from openwork.graph.groups import IntArray
 from openwork.retrain.choice import choose_units, report_choice, whole_modules, why_nothing_goes
 from openwork.torch.analysis import Analysis
-from openwork.torch.prune import PrunePlan, weights_of
+from openwork.torch.prune import PrunePlan, plan_of, weights_of
 
 __all__ = ["choose", "masks_asked", "plan_channels", "quantisation_asked", "report", "settings_of", "why_nothing"]
 
@@ -141,9 +141,9 @@ def plan_channels(analysis: Analysis, config: RetrainConfig, text: str) -> tuple
         chosen = choose(analysis, settings, remembered.removed)
         if not chosen:
             return PrunePlan(), settings
-        found = analysis.plan(chosen)
-        if found is not None:
-            return PrunePlan(*found), settings
+        plan = plan_of(analysis, chosen)
+        if plan is not None:
+            return plan, settings
 
 
 def why_nothing(analysis: Analysis, settings: Mapping[str, LayerSetting], source: Any) -> str:
