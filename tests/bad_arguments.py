@@ -14,7 +14,18 @@ from openwork.errors import OpenworkError
 
 __all__ = ["NO_PATHS", "leftovers", "refusal", "refuse_to_write", "wrong_calls"]
 
-NO_PATHS: tuple[Any, ...] = (None, 3, 1.5, b"bytes.txt", ["a.txt"], "", "nul\0.txt", "lone\ud800.txt", object())
+NO_PATHS: tuple[Any, ...] = (
+    None,
+    3,
+    1.5,
+    b"bytes.txt",
+    ["a.txt"],
+    "",
+    "nul\0.txt",
+    "lone\ud800.txt",
+    "long" * 100,
+    object(),
+)
 """What is no path of a file."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -32,7 +33,8 @@ def path_text(path: Any, what: str, empty: bool = False) -> str:
         empty: whether the empty path (the working directory) will do.
 
     Raises:
-        FileError: neither text nor an ``os.PathLike`` of text, empty, or with characters that no file's name can have.
+        FileError: neither text nor an ``os.PathLike`` of text, empty, too long, or with characters that no file's name
+            can have.
     """
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(text, str):
@@ -48,6 +50,11 @@ def path_text(path: Any, what: str, empty: bool = False) -> str:
         encoded = b"\0"
     if b"\0" in encoded:
         raise FileError(f"{what} is {text!r}; a name without characters that no file can have is needed")
+    try:
+        os.lstat(encoded)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise FileError(f"{what} is {text!r}; a shorter name is needed, as file systems hold") from error
     return text
 
 

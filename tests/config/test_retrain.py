@@ -272,6 +272,10 @@ BAD = {
         DATA % "clip_max_min { clip_max: -1 clip_min: 1 }",
         "retrain_data_quant_config.ulq_quantize: clip_max is -1.0 and clip_min is 1.0",
     ),
+    "clip range beyond float32": (
+        DATA % "clip_max_min { clip_max: 1e38 clip_min: -3e38 }",
+        "clip_max is 1e+38; it must be from -1e+30 to 1e+30",
+    ),
     "clip range empty": (DATA % "clip_max_min { clip_max: 1 clip_min: 1 }", "clip_max must be greater"),
     "clip range half": (DATA % "clip_max_min { clip_max: 1 }", "clip_max_min: clip_min is missing"),
     "clip range without zero": (DATA % "clip_max_min { clip_max: 3 clip_min: 1 }", "leaves out 0"),
@@ -347,3 +351,13 @@ def test_unwritable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OpenworkError, match="cannot be written"):
         save_retrain_config(FULL_CONFIG, tmp_path / "file" / "net.cfg")
+
+
+def test_settings_take_words_for_members() -> None:
+    setting = NofMSetting(update_freq=1, grad_mode="SR_STE")  # type: ignore[arg-type]
+    assert setting.grad_mode is GradMode.SR_STE
+    assert WeightQuantSetting(algorithm="ulq_retrain").algorithm is WeightAlgorithm.ULQ  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="grad_mode is 'STE'; allowed: MASKED, SR_STE"):
+        NofMSetting(grad_mode="STE")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"n_out_of_m is 2:3\.5"):
+        NofMSetting(m=3.5)  # type: ignore[arg-type]

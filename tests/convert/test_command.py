@@ -127,6 +127,7 @@ WRONG = {
     "output folder": (["--output=no/such/place"], "the folder no/such does not exist"),
     "output is a folder name": (["--output=./"], "a path without suffix is needed"),
     "input_shape": (["--input_shape=x:a,b"], "--input_shape 'x:a,b': not of the form name:1,3,224,224"),
+    "input_shape zero": (["--input_shape=x:0,8,6,6"], "lengths of at least 1, -1 for dynamic"),
     "input_shape name": (["--input_shape=z:1"], "--input_shape: the model has no input 'z'; allowed: 'x'"),
     "input_shape rank": (["--input_shape=x:1"], "--input_shape x:[1]: the model's input has the shape [-1, 8, -1, -1]"),
     "input_shape size": (["--input_shape=x:1,9,5,5"], "the model's input has the shape [-1, 8, -1, -1]"),

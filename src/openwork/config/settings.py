@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from openwork.config.counting import kept_channels
 from openwork.errors import ConfigError
@@ -24,6 +25,7 @@ __all__ = [
 
 LARGEST_M = 16
 _UINT32 = 2**32
+_LARGEST_CLIP = 1e30  # float32 holds ranges of such ends, and their steps
 
 
 class GradMode(enum.StrEnum):
@@ -55,6 +57,17 @@ class Cost(enum.StrEnum):
     PARAMS = "PARAMS"
     ACTIVATION_MEMORY = "ACTIVATION_MEMORY"
     LATENCY = "LATENCY"
+
+
+Kind = TypeVar("Kind", bound=enum.StrEnum)
+
+
+def _member(kind: type[Kind], value: str, field_name: str) -> Kind:
+    """The member that a word stands for: code compares members by identity."""
+    try:
+        return kind(value)
+    except ValueError:
+        raise ConfigError(f"{field_name} is {value!r}; allowed: {', '.join(kind)}") from None
 
 
 @dataclass(frozen=True)
@@ -99,14 +112,20 @@ class NofMSetting:
     permute: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.n < self.m <= LARGEST_M:
+        if type(self.n) is not int or type(self.m) is not int or not 1 <= self.n < self.m <= LARGEST_M:
             raise ConfigError(
-                f"n_out_of_m is {self.n}:{self.m}; n must be at least 1 and less than m, m at most {LARGEST_M}"
+                f"n_out_of_m is {self.n}:{self.m}; n must be an integer from 1 to m - 1, m one of at most {LARGEST_M}"
             )
         if not isinstance(self.update_freq, int) or not 0 <= self.update_freq < _UINT32:
             raise ConfigError(f"update_freq is {self.update_freq!r}; it must be an integer of at least 0")
+        object.__setattr__(self, "grad_mode", _member(GradMode, self.grad_mode, "grad_mode"))
         if not (math.isfinite(self.sr_ste_decay) and self.sr_ste_decay >= 0):
             raise ConfigError(f"sr_ste_decay is {self.sr_ste_decay}; it must be at least 0 and finite")
+
+    @property
+    def changes(self) -> bool:
+        """Whether pruned weights keep values, so that a weight does not tell its mask."""
+        return self.update_freq != 0 or self.grad_mode is not GradMode.MASKED
 
 
 PruneSetting = ChannelSetting | NofMSetting
@@ -138,8 +157,8 @@ class DataQuantSetting:
         if low is None or high is None:
             return
         for name, value in (("clip_max", high), ("clip_min", low)):
-            if not math.isfinite(value):
-                raise ConfigError(f"{name} is {value}; it must be finite")
+            if not abs(value) <= _LARGEST_CLIP:
+                raise ConfigError(f"{name} is {value}; it must be from {-_LARGEST_CLIP:g} to {_LARGEST_CLIP:g}")
         if high <= low:
             raise ConfigError(f"clip_max is {high} and clip_min is {low}; clip_max must be greater")
         if low > 0 or high < 0:
@@ -161,6 +180,7 @@ class WeightQuantSetting:
     channel_wise: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "algorithm", _member(WeightAlgorithm, self.algorithm, "algorithm"))
         if self.dst_type not in ("INT8", "INT4"):
             raise ConfigError(f"dst_type of weights is {self.dst_type}; allowed: INT8, INT4")
 

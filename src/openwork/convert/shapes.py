@@ -26,9 +26,10 @@ def parse_input_shape(text: str) -> dict[str, list[int]]:
             numbers = [int(size) for size in sizes.split(",")] if sizes.strip() else []
         except ValueError:
             numbers = [-2]
-        if not colon or not name.strip() or any(number < -1 for number in numbers):
+        if not colon or not name.strip() or any(number < -1 or number == 0 for number in numbers):
             raise ConfigError(
-                f"--input_shape {part!r}: not of the form name:1,3,224,224 (several separated by ';', -1 for dynamic)"
+                f"--input_shape {part!r}: not of the form name:1,3,224,224 (several separated by ';'; lengths of at "
+                "least 1, -1 for dynamic)"
             )
         if name.strip() in shapes:
             raise ConfigError(f"--input_shape names {name.strip()!r} twice")

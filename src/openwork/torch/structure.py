@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from openwork.errors import ConfigError, UnsupportedModelError, wrong_model
+from openwork.errors import ConfigError, ModelError, UnsupportedModelError, wrong_model
 
 __all__ = [
     "Inputs",
     "all_modules",
     "all_tensors",
     "bind_inputs",
+    "check_forward",
     "copy_structure",
     "one_line",
     "shape_only",
@@ -278,6 +279,19 @@ def _copied_by_attributes(kind: Any) -> bool:
         or kind.__getstate__ not in (nn.Module.__getstate__, object.__getstate__)
         or (kind.__setstate__ is not nn.Module.__setstate__ and kind.__setstate__.__module__.split(".")[0] != "torch")
     )
+
+
+def check_forward(model: nn.Module, arguments: tuple[Any, ...]) -> Any:
+    """The result of a forward without gradients.
+
+    Raises:
+        ModelError: the model's own code raises (says what).
+    """
+    try:
+        with torch.no_grad():
+            return model(*arguments)
+    except Exception as error:
+        raise ModelError(f"the forward of {type(model).__name__} fails on input_data: {one_line(error)}") from error
 
 
 def one_line(error: BaseException) -> str:

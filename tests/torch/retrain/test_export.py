@@ -181,9 +181,11 @@ class Interrupted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 1)
+        self.forwards, self.good = 0, 0
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.error is not None:
+        self.forwards += 1
+        if self.error is not None and self.forwards > self.good:
             raise self.error
         return self.conv(x)
 
@@ -192,14 +194,18 @@ class Interrupted(nn.Module):
 @pytest.mark.parametrize(
     ("error", "expected"), [(KeyboardInterrupt(), KeyboardInterrupt), (OverflowError("too much"), ModelError)]
 )
-def test_nothing_half_written(opset: int, error: BaseException, expected: type[BaseException], tmp_path: Path) -> None:
+@pytest.mark.parametrize("good", [0, 1], ids=["at once", "in the export"])
+def test_nothing_half_written(
+    good: int, opset: int, error: BaseException, expected: type[BaseException], tmp_path: Path
+) -> None:
     (tmp_path / BOTH[1]).write_text("old")
     model = Interrupted().train()
-    model.error = error
+    model.error, model.good = error, good
     with pytest.raises(expected) as caught:
         save_prune_retrain_model(model, tmp_path / "m", IMAGE, opset=opset)
     if expected is ModelError:
-        assert "Interrupted cannot be exported to ONNX" in str(caught.value)
+        words = "Interrupted cannot be exported to ONNX" if good else "the forward of Interrupted fails on input_data"
+        assert words in str(caught.value)
         assert "too much" in str(caught.value)
         assert "\n" not in str(caught.value)
     assert model.training

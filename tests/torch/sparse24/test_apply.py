@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import prune
 
-from openwork.config import NofMSetting
+from openwork.config import NofMSetting, QuantSetting
 from openwork.errors import ConfigError, ModelError, RecordError, UnsupportedModelError
+from openwork.torch.quant import apply_quant
 from openwork.torch.sparse24 import apply_24, finalize, load_masks, maskable_layers, masks_of
 
 ONCE = NofMSetting()
@@ -134,6 +135,50 @@ def test_loading_dense_weights_after_the_mask_keeps_the_pattern():
     sparse = finalize(masked)
     assert (np.count_nonzero(sparse[0].weight.detach().numpy().reshape(6, 2, 4), axis=-1) == 2).all()
     torch.testing.assert_close(masked[0].weight, sparse[0].weight)
+
+
+def test_loading_other_weights_chooses_the_mask_anew():
+    torch.manual_seed(1)
+    masked, other = apply_24(_model(), {"0": ONCE}), _model()
+    masked(torch.ones(1, 8))
+    own = masked.state_dict()
+    masked.load_state_dict(own)
+    assert (masks_of(masked)["0"] == (own["0.weight"] != 0).numpy()).all()  # its own zeros tell the mask
+    with torch.no_grad():
+        other[0].weight.copy_(torch.randn(other[0].weight.shape))
+    wanted = masks_of(apply_24(other, {"0": ONCE}))["0"]
+    assert (masks_of(masked)["0"] != wanted).any()
+    masked.load_state_dict(other.state_dict())
+    assert (masks_of(masked)["0"] == wanted).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (None, "settings is a NoneType"),
+        (["0"], "settings is a list"),
+        ({"0": 1}, r"settings\['0'\] is a int; a NofMSetting"),
+        ({0: ONCE}, "settings: 0 is a int; the name of a layer"),
+    ],
+)
+def test_settings_of_another_kind_are_named(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        apply_24(_model(), settings)
+    with pytest.raises(ConfigError, match=words.replace("NofMSetting", "QuantSetting")):
+        apply_quant(_model(), settings if settings != {0: ONCE} else {0: QuantSetting()})
+
+
+def test_masks_of_another_kind_are_named():
+    masked = apply_24(_model(), {"0": ONCE})
+    weight = masked[0].weight
+    with pytest.raises(RecordError, match="masks is a list"):
+        load_masks(masked, [1])
+    with pytest.raises(RecordError, match="mask of '0' is no array of one shape"):
+        load_masks(masked, {"0": [[1], [1, 0]]})
+    load_masks(masked, {"0": nn.Parameter(torch.from_numpy(masks_of(masked)["0"]).to(weight.dtype))})
+    for call in (lambda: finalize("a"), lambda: load_masks("a", {})):
+        with pytest.raises(UnsupportedModelError, match="model is a str"):
+            call()
 
 
 def test_other_patterns():

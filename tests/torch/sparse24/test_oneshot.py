@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from openwork.errors import ConfigError, ModelError
+from openwork.errors import ConfigError, ModelError, UnsupportedModelError
 from openwork.torch.sparse24 import one_shot, verify_sparsity
 from openwork.torch.sparse24.oneshot import _features, _from_matrices, _matrices
 
@@ -109,3 +109,57 @@ def test_one_tensor_is_one_batch_and_must_be_finite(method):
     x[2, 1, 0, 0] = float("nan")
     with pytest.raises(ModelError, match="calibration batch 1 has NaN or infinity"):
         one_shot(net, [torch.ones(1, 4, 4, 4), x], method)
+
+
+@pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
+def test_layers_called_by_keyword(method):
+    class Keyword(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f = nn.Linear(16, 8)
+
+        def forward(self, x):
+            return self.f(input=x)
+
+    torch.manual_seed(0)
+    net, x = Keyword(), torch.randn(6, 16)
+    plain = nn.Sequential(net.f)
+    assert torch.equal(one_shot(net, [x], method).f.weight, one_shot(plain, [x], method)[0].weight)
+
+
+@pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
+def test_inner_values_must_be_finite(method):
+    class Exploding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 8)
+
+        def forward(self, x):
+            return self.b(torch.exp(1e3 * self.a(x)))
+
+    torch.manual_seed(0)
+    with pytest.raises(ModelError, match="layer 'b': its inputs have NaN or infinity"):
+        one_shot(Exploding(), [torch.randn(6, 16)], method)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"damping": 0}, ConfigError, "damping is 0"),
+        ({"damping": float("nan")}, ConfigError, "damping is nan"),
+        ({"method": None}, ConfigError, "method is None"),
+        ({"m": 3.5}, ConfigError, "n_out_of_m is 2:3.5"),
+        ({"batches": None}, ConfigError, "batches is a NoneType"),
+        ({"batches": [(torch.ones(2, 16), torch.ones(2))]}, ModelError, "fails on calibration batch 0, of 2 arguments"),
+        (
+            {"batches": [torch.ones(2, 16), torch.ones(2, 3)]},
+            ModelError,
+            "calibration batch 1, of 1 arguments",
+        ),
+        ({"model": "net"}, UnsupportedModelError, "model is a str"),
+    ],
+)
+def test_bad_arguments(arguments, error, words):
+    given = {"model": nn.Sequential(nn.Linear(16, 8)), "batches": [torch.ones(2, 16)], "method": "sparsegpt"}
+    with pytest.raises(error, match=words):
+        one_shot(**{**given, **arguments})

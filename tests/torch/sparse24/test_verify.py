@@ -90,3 +90,10 @@ def test_files_that_are_no_models(tmp_path):
     (tmp_path / "text.onnx").write_text("hello")
     with pytest.raises(FileError, match="not an ONNX file"):
         verify_sparsity(tmp_path / "text.onnx")
+
+
+def test_paths_of_no_file(tmp_path):
+    with pytest.raises(FileError, match="is a folder"):
+        verify_sparsity(tmp_path)
+    with pytest.raises(FileError, match="model is None"):
+        verify_sparsity(None)

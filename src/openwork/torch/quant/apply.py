@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 
 import torch
@@ -10,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from openwork.config import QuantSetting
-from openwork.errors import ConfigError, ModelError, UnsupportedModelError, nearest
+from openwork.errors import ConfigError, ModelError, UnsupportedModelError, nearest, wrong_model
 from openwork.torch.quant.module import is_quantized, quantize_layer
-from openwork.torch.sparse24.apply import check_finite
+from openwork.torch.sparse24.apply import check_finite, check_kinds, copy_model, keep_forwards
 from openwork.torch.sparse24.layers import kind_of
 
 __all__ = ["apply_quant", "quantizable_layers", "quantize_layers", "quantized_layers"]
@@ -69,7 +68,8 @@ def apply_quant(model: nn.Module, settings: Mapping[str, QuantSetting], batches:
         ModelError: a weight has NaN or infinity, or is not float32.
     """
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
-        raise UnsupportedModelError(f"model is a {type(model).__name__}; a Python torch.nn.Module is needed")
+        raise wrong_model("model", model, "a Python torch.nn.Module")
+    check_kinds(settings, QuantSetting)
     reasons = quantizable_layers(model)
     for name, layer in model.named_modules():
         if is_quantized(layer):
@@ -79,7 +79,7 @@ def apply_quant(model: nn.Module, settings: Mapping[str, QuantSetting], batches:
             raise ConfigError(f"the model has no layer {name!r} to quantise; {nearest(name, reasons)}")
         if reasons[name]:
             raise ConfigError(f"layer {name!r} cannot be quantised: {reasons[name]}")
-    result = copy.deepcopy(model)
+    result = copy_model(model)
     quantize_layers(result, settings, batches)
     return result
 
@@ -100,7 +100,8 @@ def quantize_layers(model: nn.Module, settings: Mapping[str, QuantSetting], batc
             )
     check_finite({name: layers[name] for name in settings})
     for name, setting in settings.items():
-        quantize_layer(layers[name], setting, batches)
+        quantize_layer(layers[name], setting, batches, name)
+    keep_forwards(model, is_quantized)
 
 
 def quantized_layers(model: nn.Module) -> dict[str, nn.Module]:

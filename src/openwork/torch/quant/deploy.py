@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from openwork.errors import ModelError
 from openwork.record import QuantFactors
@@ -19,11 +18,17 @@ from openwork.sparsity.masks import check
 from openwork.torch.quant.apply import quantized_layers
 from openwork.torch.quant.fake import HIGHEST, LOWEST, InputFactors
 from openwork.torch.quant.folding import norm_factors, norms_after
-from openwork.torch.quant.module import current_weight, output_axis, unquantize_layer
+from openwork.torch.quant.module import current_weight, output_axis, unquantize_layer, with_input
 from openwork.torch.sparse24 import finalize
-from openwork.torch.sparse24.module import is_masked, state_of
+from openwork.torch.sparse24.apply import copy_model, keep_forwards
+from openwork.torch.sparse24.module import is_masked, state_of, with_weight
+
+_LOG = logging.getLogger("openwork")
 
 __all__ = ["LayerIntegers", "deploy_model", "factors_of", "integers_of"]
+
+_SMALLEST = 1e-20  # of scales: times the scale of an input it is still a normal float32
+_MOST_STEPS = 2.0**30  # of a bias
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +54,7 @@ class LayerIntegers:
 
 @torch.no_grad()
 def integers_of(model: nn.Module, inputs: Sequence[Any]) -> dict[str, LayerIntegers]:
-    """The integers of all quantised layers, batch norms folded.
+    """The integers of all quantised layers that the forward reaches, batch norms folded.
 
     Args:
         model: from `apply_quant`, trained.
@@ -60,10 +65,13 @@ def integers_of(model: nn.Module, inputs: Sequence[Any]) -> dict[str, LayerInteg
             pattern.
     """
     layers = quantized_layers(model)
+    modules = dict(model.named_modules())
+    norms, reached = norms_after(model, inputs, list(layers))
+    for name in [name for name in layers if name not in reached]:
+        _LOG.info("%s is not quantised: the forward does not reach it with these inputs", name)
+        del layers[name]
     for name, layer in layers.items():
         _check_trained(name, layer)
-    modules = dict(model.named_modules())
-    norms = norms_after(model, inputs, list(layers))
     result = {}
     for name, layer in layers.items():
         result[name] = _integers(layer, norms.get(name, ""), modules)
@@ -105,8 +113,26 @@ def _integers(layer: Any, norm: str, modules: dict[str, nn.Module]) -> LayerInte
         # A factor of 0 leaves zeros, for which any scale will do.
         scale = torch.where(factor == 0, scale.double(), scale.double() * factor.abs()).float()
         bias = (shift if bias is None else bias.double() * factor + shift).float()
+    data = layer.input_quant.factors()
+    integers, scale = _wide_enough(integers, scale, bias, data.scale, axis)
     bits = 8 if layer.weight_quant.highest == 127 else 4
-    return LayerIntegers(layer.input_quant.factors(), integers, scale, bias, norm, bits)
+    return LayerIntegers(data, integers, scale, bias, norm, bits)
+
+
+def _wide_enough(
+    integers: Tensor, scale: Tensor, bias: Tensor | None, data_scale: float, axis: int
+) -> tuple[Tensor, Tensor]:
+    """Integers and scales of channels with weights so small that an int32 bias could not hold their bias in steps of
+    input scale times weight scale: larger scales, for which the weights round to smaller integers."""
+    least = torch.full_like(scale, _SMALLEST)
+    if bias is not None:
+        # A grouped transposed convolution has one scale for the same place of each group.
+        largest = bias.double().abs().reshape(-1, scale.numel()).amax(0)
+        least = torch.maximum(least, (largest / (data_scale * _MOST_STEPS)).float())
+    wider = torch.maximum(scale, least)
+    shape = [-1 if place == axis else 1 for place in range(integers.dim())]
+    rounded = (integers.double() * (scale.double() / wider.double()).reshape(shape)).round().to(torch.int8)
+    return rounded, wider
 
 
 def factors_of(layers: dict[str, LayerIntegers]) -> dict[str, QuantFactors]:
@@ -128,40 +154,35 @@ def factors_of(layers: dict[str, LayerIntegers]) -> dict[str, QuantFactors]:
     return result
 
 
-class QuantizedForExport(nn.Module):
-    """A layer whose quantisation the ONNX exporters write as QuantizeLinear and DequantizeLinear."""
+class _ExportedLayer:
+    """Mixed into the class of a layer, in front of it: its quantisation, as the ONNX exporters write it with
+    QuantizeLinear and DequantizeLinear. All else of the layer stays: its own forward, its hooks."""
 
-    scale: Tensor
-    offset: Tensor
-
-    def __init__(self, layer: nn.Module, integers: LayerIntegers) -> None:
-        super().__init__()
-        self.layer = layer
-        self.axis = output_axis(layer)
-        self.data_scale, self.data_offset = integers.data.scale, integers.data.offset
-        scale = integers.scale
-        shape = [-1 if place == self.axis else 1 for place in range(integers.weight.dim())]
-        # An integer times its scale comes back as that integer.
-        weight = integers.weight.float() * scale.reshape(shape)
-        layer.weight = nn.Parameter(weight, requires_grad=False)
-        if integers.bias is not None:
-            layer.bias = nn.Parameter(integers.bias.clone(), requires_grad=False)
-        self.register_buffer("scale", scale.clone())
-        self.register_buffer("offset", torch.zeros(scale.numel(), dtype=torch.int32))
-
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        x = torch.fake_quantize_per_tensor_affine(x, self.data_scale, self.data_offset, LOWEST, HIGHEST)
-        layer: Any = self.layer
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        layer: Any = self
+        data: InputFactors = layer._openwork_data
+        args, kwargs = with_input(
+            lambda x: torch.fake_quantize_per_tensor_affine(x, data.scale, data.offset, LOWEST, HIGHEST), args, kwargs
+        )
         weight = torch.fake_quantize_per_channel_affine(
-            layer.weight, self.scale, self.offset, self.axis, LOWEST, HIGHEST
+            layer.weight, layer.openwork_scale, layer.openwork_offset, output_axis(layer), LOWEST, HIGHEST
         )
-        if isinstance(layer, nn.Linear):
-            return functional.linear(x, weight, layer.bias)
-        if isinstance(layer, nn.Conv2d):
-            return layer._conv_forward(x, weight, layer.bias)
-        return functional.conv_transpose2d(
-            x, weight, layer.bias, layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation
-        )
+        return with_weight(layer, weight, *args, **kwargs)
+
+
+def _prepare(layer: Any, integers: LayerIntegers) -> None:
+    """Turn a plain layer, in place, into one that is exported with its quantisation."""
+    scale = integers.scale
+    shape = [-1 if place == output_axis(layer) else 1 for place in range(integers.weight.dim())]
+    # An integer times its scale comes back as that integer.
+    layer.weight = nn.Parameter(integers.weight.float() * scale.reshape(shape), requires_grad=False)
+    if integers.bias is not None:
+        layer.bias = nn.Parameter(integers.bias.clone(), requires_grad=False)
+    layer.register_buffer("openwork_scale", scale.clone())
+    layer.register_buffer("openwork_offset", torch.zeros(scale.numel(), dtype=torch.int32))
+    layer._openwork_data = integers.data
+    plain: Any = type(layer)
+    layer.__class__ = type(plain.__name__, (_ExportedLayer, plain), {"_openwork_plain": plain})
 
 
 def deploy_model(model: nn.Module, layers: dict[str, LayerIntegers]) -> nn.Module:
@@ -169,17 +190,17 @@ def deploy_model(model: nn.Module, layers: dict[str, LayerIntegers]) -> nn.Modul
 
     It computes what the trained model computes in evaluation.
     """
-    result = copy.deepcopy(model)
+    result = copy_model(model)
     for layer in quantized_layers(result).values():
         unquantize_layer(layer)
     result = finalize(result).float().cpu().eval()
     for name, integers in layers.items():
-        _set(result, name, QuantizedForExport(result.get_submodule(name), integers))
-        if integers.norm:
-            _set(result, integers.norm, nn.Identity())
+        _prepare(result.get_submodule(name), integers)
+    keep_forwards(result, lambda layer: isinstance(layer, _ExportedLayer))
+    folded = [result.get_submodule(integers.norm) for integers in layers.values() if integers.norm]
+    for parent in result.modules():
+        for child, module in parent._modules.items():
+            # A module may stand under several names.
+            if any(module is norm for norm in folded):
+                parent._modules[child] = nn.Identity()
     return result.eval()
-
-
-def _set(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, module)

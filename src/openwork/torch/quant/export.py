@@ -15,6 +15,7 @@ from openwork.files import atomic_path
 from openwork.torch.quant.deploy import LayerIntegers, deploy_model
 from openwork.torch.quant.onnx_files import to_ascend, to_fake_quant, to_integer_weights
 from openwork.torch.retrain.export import export_onnx
+from openwork.torch.structure import bind_inputs
 
 __all__ = ["export_quantized"]
 
@@ -36,7 +37,7 @@ def export_quantized(
         model: the trained model.
         layers: from `integers_of`.
         paths: of the deploy file and the fake-quant file; their folders exist.
-        input_data: positional inputs.
+        input_data: positional inputs; those of other float types are given as float32.
         input_names, output_names, dynamic_axes, opset: as for `export_onnx`.
         target: what the deploy file is for.
 
@@ -46,6 +47,10 @@ def export_quantized(
     import onnx
 
     plain = deploy_model(model, layers)
+    # The files compute in float32, whatever the model was cast to.
+    input_data = (
+        bind_inputs(input_data).to(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor).args
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         export_onnx(plain, [path], input_data, input_names, output_names, dynamic_axes, opset)

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from openwork.config import DataQuantSetting, WeightAlgorithm, WeightQuantSetting
+from openwork.errors import ModelError
+from openwork.retrain.clipping import range_fault
 
 __all__ = ["InputFactors", "InputQuant", "WeightQuant"]
 
@@ -38,12 +40,13 @@ class InputQuant(nn.Module):
         setting: first clip range and whether its lower end is fixed.
         batches: training forwards that the first range is taken from, if the setting gives none.
         device: where the parameters live.
+        layer: name of the layer, for messages.
     """
 
     seen: Tensor
     fixed: Tensor
 
-    def __init__(self, setting: DataQuantSetting, batches: int, device: torch.device | str) -> None:
+    def __init__(self, setting: DataQuantSetting, batches: int, device: torch.device | str, layer: str = "") -> None:
         super().__init__()
         given = setting.clip_max is not None and setting.clip_min is not None
         self.clip_max = nn.Parameter(torch.tensor(setting.clip_max if given else 0.0, device=device))
@@ -52,6 +55,7 @@ class InputQuant(nn.Module):
         self.register_buffer("seen", torch.tensor(batches if given else 0, dtype=torch.int64, device=device))
         self.register_buffer("fixed", torch.tensor(bool(setting.fixed_min), device=device))
         self.batches = batches
+        self.layer = layer
         self.fixed_min = setting.fixed_min
         if setting.fixed_min and given:
             self.clip_min.data.zero_()
@@ -69,9 +73,15 @@ class InputQuant(nn.Module):
         scale, offset = self._range()
         # LSQ's factor keeps the step of the range in proportion to that of the weights (Esser et al. 2020).
         factor = 1.0 / max(1.0, (x.numel() * HIGHEST)) ** 0.5
-        result: Tensor = torch._fake_quantize_learnable_per_tensor_affine(
-            x.float(), scale.reshape(1), offset.reshape(1), LOWEST, HIGHEST, factor
-        )
+        try:
+            result: Tensor = torch._fake_quantize_learnable_per_tensor_affine(
+                x.float(), scale.reshape(1), offset.reshape(1), LOWEST, HIGHEST, factor
+            )
+        except RuntimeError as error:
+            fault = range_fault(*self.ends())
+            if not fault:
+                raise
+            raise ModelError(f"layer {self.layer!r}: {fault}") from error
         return result.to(x.dtype)
 
     @torch.no_grad()
@@ -79,6 +89,10 @@ class InputQuant(nn.Module):
         if x.is_meta or int(self.seen) >= self.batches:
             return
         low, high = torch.aminmax(x.detach().float())
+        if not (torch.isfinite(low) and torch.isfinite(high)):
+            raise ModelError(
+                f"layer {self.layer!r}: its input has NaN or infinity, from which no clip range can be taken"
+            )
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(low, torch.distributed.ReduceOp.MIN)
             torch.distributed.all_reduce(high, torch.distributed.ReduceOp.MAX)
@@ -93,14 +107,16 @@ class InputQuant(nn.Module):
             self.clip_min.zero_()
 
     def _range(self) -> tuple[Tensor, Tensor]:
-        low = torch.where(self.fixed, torch.zeros_like(self.clip_min), self.clip_min.clamp(max=0.0)).float()
-        high = torch.maximum(self.clip_max.float().clamp(min=0.0), low + _SMALLEST)
+        # Copies: a layer that runs twice in one forward sets its range between the two, and backward needs the first.
+        start, end, fixed = self.clip_min.clone(), self.clip_max.clone(), self.fixed.clone()
+        low = torch.where(fixed, torch.zeros_like(start), start.clamp(max=0.0)).float()
+        high = torch.maximum(end.float().clamp(min=0.0), low + _SMALLEST)
         scale = ((high - low) / (HIGHEST - LOWEST)).clamp(min=_SMALLEST)
         return scale, LOWEST - low / scale
 
     def ends(self) -> tuple[float, float]:
         """The ends of the clip range as they were learned."""
-        return (0.0 if bool(self.fixed) else float(self.clip_min)), float(self.clip_max)
+        return (0.0 if bool(self.fixed) else float(self.clip_min.detach())), float(self.clip_max.detach())
 
     @torch.no_grad()
     def factors(self) -> InputFactors:

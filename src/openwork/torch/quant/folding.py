@@ -14,6 +14,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from openwork.torch.sparse24.apply import through_forward
+from openwork.torch.sparse24.module import has_own_forward
+from openwork.torch.structure import check_forward
+
 __all__ = ["norm_factors", "norms_after"]
 
 
@@ -43,8 +47,8 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def norms_after(model: nn.Module, inputs: Sequence[Any], layers: Sequence[str]) -> dict[str, str]:
-    """Layers whose result goes to a batch norm and nowhere else: layer name -> batch norm's name.
+def norms_after(model: nn.Module, inputs: Sequence[Any], layers: Sequence[str]) -> tuple[dict[str, str], set[str]]:
+    """Layers whose result goes to a batch norm and nowhere else, layer name -> batch norm's name; layers that run.
 
     Args:
         model: it is run once, in evaluation.
@@ -68,10 +72,12 @@ def norms_after(model: nn.Module, inputs: Sequence[Any], layers: Sequence[str]) 
             uses.counts[id(result)] = 0
 
     def before(module: nn.Module, arguments: Any) -> None:
-        if arguments and id(arguments[0]) in results:
+        if arguments and id(arguments[0]) in results and not module.training:
             layer, tensor = results[id(arguments[0])]
             pairs[layer] = (names[id(module)], id(tensor))
 
+    # With a hook or a forward of its own, a layer or a norm may do more than its weights say.
+    plain = {id(module) for module in modules.values() if _is_plain(module)}
     hooks = []
     for module in modules.values():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -81,7 +87,7 @@ def norms_after(model: nn.Module, inputs: Sequence[Any], layers: Sequence[str]) 
             hooks.append(module.register_forward_hook(after))
     try:
         with _evaluating(model), uses:
-            output = model(*inputs)
+            output = check_forward(model, tuple(inputs))
     finally:
         for hook in hooks:
             hook.remove()
@@ -90,9 +96,22 @@ def norms_after(model: nn.Module, inputs: Sequence[Any], layers: Sequence[str]) 
     for layer, (norm, tensor_id) in pairs.items():
         once = calls[layer] == 1 and calls[norm] == 1 and uses.counts[tensor_id] == 1 and tensor_id not in returned
         grouped = isinstance(modules[layer], nn.ConvTranspose2d) and getattr(modules[layer], "groups", 1) > 1
-        if once and not grouped and getattr(modules[norm], "running_var", None) is not None:
+        simple = id(modules[layer]) in plain and id(modules[norm]) in plain
+        if once and simple and not grouped and getattr(modules[norm], "running_var", None) is not None:
             found[layer] = norm
-    return found
+    return found, set(calls) & set(layers)
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+
+def _is_plain(module: Any) -> bool:
+    """Whether a layer or batch norm computes what torch's own does, and no hook comes between."""
+    if any(hook is not through_forward for table in _HOOKS for hook in getattr(module, table).values()):
+        return False
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return type(module).forward in (nn.modules.batchnorm._BatchNorm.forward, nn.SyncBatchNorm.forward)
+    return not has_own_forward(getattr(type(module), "_openwork_plain", type(module)))
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ submodules of the layer, ``input_quant`` and ``weight_quant``; all other keys of
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,21 +17,40 @@ from openwork.config import QuantSetting
 from openwork.torch.quant.fake import InputQuant, WeightQuant
 from openwork.torch.sparse24.module import MaskedLayer, effective_weight, is_masked, masked_class, state_of, with_weight
 
-__all__ = ["QuantLayer", "current_weight", "is_quantized", "output_axis", "quantize_layer", "unquantize_layer"]
+__all__ = [
+    "QuantLayer",
+    "current_weight",
+    "is_quantized",
+    "output_axis",
+    "quantize_layer",
+    "unquantize_layer",
+    "with_input",
+]
 
 
 class QuantLayer:
     """Mixed into the class of a layer, in front of it and of its mask."""
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         layer: Any = self
         weight = effective_weight(layer) if is_masked(layer) else layer._parameters["weight"]
-        return with_weight(layer, layer.weight_quant(weight), layer.input_quant(x), *args, **kwargs)
+        args, kwargs = with_input(layer.input_quant, args, kwargs)
+        return with_weight(layer, layer.weight_quant(weight), *args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The subclass has no name of its own by which pickle could find it.
         kind: Any = type(self)
         return _rebuild, (kind._openwork_plain, issubclass(kind, MaskedLayer)), self.__dict__
+
+
+def with_input(
+    change: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a layer's forward with another input: the first argument, or the one named ``input``."""
+    if args or not kwargs:
+        return (*(change(value) for value in args[:1]), *args[1:]), kwargs
+    name = "input" if "input" in kwargs else next(iter(kwargs))
+    return args, {**kwargs, name: change(kwargs[name])}
 
 
 @functools.cache
@@ -62,10 +82,10 @@ def output_axis(layer: nn.Module) -> int:
     return 1 if isinstance(layer, nn.ConvTranspose2d) else 0
 
 
-def quantize_layer(layer: Any, setting: QuantSetting, batches: int) -> None:
+def quantize_layer(layer: Any, setting: QuantSetting, batches: int, name: str = "") -> None:
     """Turn a plain or masked layer, in place, into one that simulates quantisation."""
     weight: Tensor = layer._parameters["weight"]
-    layer.input_quant = InputQuant(setting.data, batches, weight.device).train(layer.training)
+    layer.input_quant = InputQuant(setting.data, batches, weight.device, name).train(layer.training)
     layer.weight_quant = WeightQuant(setting.weight, weight, output_axis(layer)).train(layer.training)
     kind: Any = type(layer)
     layer.__class__ = _quantized_class(kind)

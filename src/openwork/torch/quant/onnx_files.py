@@ -69,6 +69,14 @@ class _Graph:
                     return np.asarray(self._numpy.to_array(attribute.t))
         return None
 
+    def free(self, lead: str) -> str:
+        """A beginning of names, `lead` if possible, that no name of the model has."""
+        taken = {*self.constants, *self.producers, *self.readers, *self.outputs}
+        taken.update(value.name for value in self.graph.input)
+        while any(name.startswith(lead) for name in taken):
+            lead += "_"
+        return lead
+
     def put(self, name: str, value: npt.NDArray[Any]) -> str:
         """Add an initializer; an existing one of the name is replaced."""
         tensor = self._numpy.from_array(np.ascontiguousarray(value).reshape(value.shape), name)
@@ -117,6 +125,14 @@ class _Graph:
         assert offset is not None
         return float(scale.reshape(-1)[0]), int(offset.reshape(-1)[0])
 
+    def steps(self, layer: _Layer, scale: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Scale of input times scale of weight, of each output channel."""
+        step = (scale.astype(np.float64) * self.data_factors(layer)[0]).astype(np.float32)
+        if layer.node.op_type == "ConvTranspose":
+            # Its weight has the output channels of one group only.
+            step = np.tile(step, next((a.i for a in layer.node.attribute if a.name == "group"), 1))
+        return step
+
     def turned(self, layer: _Layer, integers: npt.NDArray[np.int8], axis: int) -> tuple[npt.NDArray[np.int8], int]:
         """The integers as the contraction takes them, after the Transposes on the way."""
         for transpose in reversed(layer.transposes):
@@ -162,10 +178,11 @@ def to_integer_weights(model: Any) -> Any:
     model = _copy(model)
     graph = _Graph(model)
     layers = list(graph.layers())
+    start = graph.free("quantized_")
     for number, layer in enumerate(layers):
         integers, scale, axis = graph.integers(layer)
         integers, axis = graph.turned(layer, integers, axis)
-        lead = f"quantized_{number}"
+        lead = f"{start}{number}"
         names = [
             graph.put(f"{lead}.weight", integers),
             graph.put(f"{lead}.weight_scale", scale),
@@ -176,8 +193,7 @@ def to_integer_weights(model: Any) -> Any:
         holder, place = graph.bias_of(layer)
         bias = graph.value(holder.input[place]) if holder is not None else None
         if bias is not None:
-            data_scale, _ = graph.data_factors(layer)
-            step = (scale.astype(np.float64) * data_scale).astype(np.float32)
+            step = graph.steps(layer, scale)
             whole = np.clip(np.rint(bias.astype(np.float64) / step), -_BIG, _BIG).astype(np.int32)
             names = [
                 graph.put(f"{lead}.bias", whole),
@@ -188,7 +204,7 @@ def to_integer_weights(model: Any) -> Any:
             holder.input[place] = f"{lead}.bias_value"
         graph.before(layer.node, *added)
     for number, layer in enumerate(layers):
-        _quantize_earlier(graph, layer, f"quantized_{number}")
+        _quantize_earlier(graph, layer, f"{start}{number}")
     graph.clean()
     return model
 
@@ -235,14 +251,11 @@ def to_fake_quant(model: Any) -> Any:
     """The file that simulates quantisation with float operators, as a new model."""
     model = _copy(model)
     graph = _Graph(model)
-    weights: dict[str, str] = {}
+    start = graph.free("fake_quant_")
     for number, layer in enumerate(list(graph.layers())):
         source = layer.weight_quantize.input[0]
-        weight = graph.value(source)
-        assert weight is not None
         for reader in graph.readers[layer.weight_dequantize.output[0]]:
             _reconnect(reader, layer.weight_dequantize.output[0], source)
-        weights[source] = source
         scale, offset = graph.data_factors(layer)
         names = {
             "scale": np.float32(scale),
@@ -250,7 +263,7 @@ def to_fake_quant(model: Any) -> Any:
             "low": np.float32(-128),
             "high": np.float32(127),
         }
-        lead = f"fake_quant_{number}"
+        lead = f"{start}{number}"
         constants = {key: graph.put(f"{lead}.{key}", np.asarray(value)) for key, value in names.items()}
         steps = [
             ("Div", [layer.data_quantize.input[0], constants["scale"]]),
@@ -282,12 +295,13 @@ def to_ascend(model: Any) -> Any:
     """
     model = _copy(model)
     graph = _Graph(model)
+    start = graph.free("ascend_")
     for number, layer in enumerate(list(graph.layers())):
         integers, scale, axis = graph.integers(layer)
         integers, axis = graph.turned(layer, integers, axis)
         data_scale, offset = graph.data_factors(layer)
-        step = (scale.astype(np.float64) * data_scale).astype(np.float32)
-        lead = f"ascend_{number}"
+        step = graph.steps(layer, scale)
+        lead = f"{start}{number}"
         quantize = graph.helper.make_node(
             "AscendQuant",
             [layer.data_quantize.input[0]],

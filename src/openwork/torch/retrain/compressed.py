@@ -8,30 +8,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from openwork.config import QuantSetting, RetrainConfig, Target, load_retrain_config
-from openwork.errors import ConfigError, RecordError
+from openwork.errors import ConfigError, FileError, RecordError
 from openwork.files import check_paths, check_writable
-from openwork.record import Record, SelectiveMaskRecord, load_record, save_record
+from openwork.record import Record, load_record, save_record
 from openwork.torch.quant import factors_of, integers_of, quantizable_layers, quantized_layers
 from openwork.torch.quant.apply import quantize_layers
 from openwork.torch.quant.export import export_quantized
-from openwork.torch.retrain.channels import masks_asked, quantisation_asked
+from openwork.torch.retrain.channels import quantisation_asked
 from openwork.torch.retrain.export import deploy_paths
 from openwork.torch.retrain.flow import (
     as_tuple,
     load_weights,
     prune_as_config,
+    put_masks,
     refuse_wrapped,
     save_prune_retrain_model,
 )
-from openwork.torch.retrain.masking import restore_masks
+from openwork.torch.retrain.masking import record_was_written, with_masks
 from openwork.torch.retrain.records import plan_from_record
-from openwork.torch.sparse24 import masked_layers, masks_of
+from openwork.torch.sparse24 import masked_layers
 from openwork.torch.sparse24.apply import check_finite
-from openwork.torch.structure import unwrap
+from openwork.torch.structure import bind_inputs, unwrap
 from openwork.torch.surgery import apply_plan
+from openwork.torch.weight_reads import read_past_layers
 
 __all__ = ["create_compressed_retrain_model", "restore_compressed_retrain_model", "save_compressed_retrain_model"]
 
@@ -47,6 +50,7 @@ class _Asked:
     force_fp16_quant: bool
 
 
+@torch.inference_mode(False)  # tensors made in inference mode could not be trained
 def create_compressed_retrain_model(
     model: nn.Module, input_data: Any, config_defination: str | os.PathLike[str], record_file: str | os.PathLike[str]
 ) -> nn.Module:
@@ -77,15 +81,18 @@ def create_compressed_retrain_model(
         result, record = prune_as_config(module, inputs, config, config_defination, record_file)
     else:
         result, record = apply_plan(module, plan_from_record(Record(), module)), Record()
-    if not _quantize(result, config) and not prunes:
+    refused = _quantize(result, config, module, inputs)
+    if not quantized_layers(result) and not prunes:
+        unquantised = [f"; {name} is not quantised: {why}" for name, why in refused.items()]
         raise ConfigError(
             f"{config_defination}: nothing to do: neither prune_config nor retrain_data_quant_config or "
-            "retrain_weight_quant_config applies to any layer"
+            f"retrain_weight_quant_config applies to any layer{''.join(unquantised[:3])}"
         )
     save_record(record, record_file)
     return result.train()
 
 
+@torch.inference_mode(False)  # tensors made in inference mode could not be trained
 def restore_compressed_retrain_model(
     model: nn.Module,
     input_data: Any,
@@ -111,20 +118,21 @@ def restore_compressed_retrain_model(
         RecordError, WeightsError, ConfigError, FileError, UnsupportedModelError: as `restore_prune_retrain_model`.
     """
     check_paths(config_defination=config_defination, record_file=record_file, pth_file=pth_file)
-    as_tuple(input_data)
+    inputs = as_tuple(input_data)
     module = unwrap(model)
     refuse_wrapped(module)
     config = load_retrain_config(config_defination)
     record = load_record(record_file)
     result = apply_plan(module, plan_from_record(record, module))
-    if record.masks:
-        restore_masks(result, record, masks_asked(config, module), record_file)
-    if not _quantize(result, config) and not record:
+    put_masks(result, record, config, config_defination, record_file, inputs, module)
+    _quantize(result, config, module, inputs)
+    if not quantized_layers(result) and not record:
         raise RecordError(f"record file {record_file} is empty and the config quantises nothing; nothing to restore")
     load_weights(result, record, pth_file, state_dict_name)
     return result.train()
 
 
+@torch.inference_mode(False)
 def save_compressed_retrain_model(
     model: nn.Module,
     record_file: str | os.PathLike[str],
@@ -165,29 +173,46 @@ def save_compressed_retrain_model(
     check_finite({**masked_layers(module), **quantized_layers(module)})
     paths = deploy_paths(save_path)
     check_writable(record_file, "record_file")
+    for path in paths:
+        if os.path.realpath(path) == os.path.realpath(record_file):
+            raise FileError(
+                f"record_file {os.fspath(record_file)} is the model file that is to be written; give another"
+            )
     record = load_record(record_file) if os.path.exists(record_file) else Record()
     asked: _Asked = module.__dict__.get(_ASKED, _Asked(Target.ONNX, False))
     layers = integers_of(module, inputs)
-    masks = {name: SelectiveMaskRecord.of(name, mask) for name, mask in masks_of(module).items()}
     factors = factors_of(layers)
     if asked.force_fp16_quant:
         factors = {
             name: replace(factor, fakequant_precision_mode="FORCE_FP16_QUANT") for name, factor in factors.items()
         }
     export_quantized(module, layers, paths, inputs, input_names, output_names, dynamic_axes, opset, target=asked.target)
-    save_record(replace(record, masks={**record.masks, **masks}, factors={**record.factors, **factors}), record_file)
+    record = replace(with_masks(record, module), factors={**record.factors, **factors})
+    save_record(record, record_file)
+    record_was_written(module, record, record_file)
 
 
-def _quantize(model: nn.Module, config: RetrainConfig) -> bool:
-    """Quantise what the config asks for; whether that is anything."""
+def _quantize(model: nn.Module, config: RetrainConfig, plain: nn.Module, inputs: tuple[Any, ...]) -> dict[str, str]:
+    """Quantise what the config asks for; why layers that it asks for are not quantised.
+
+    Args:
+        model: pruned or masked, or neither.
+        config: the config.
+        plain: the unpruned model.
+        inputs: its positional inputs.
+    """
     wanted = quantisation_asked(config, model)
     reasons = quantizable_layers(model)
+    past = read_past_layers(plain, bind_inputs(inputs), [name for name in wanted if not reasons[name]])
     settings: dict[str, QuantSetting] = {}
+    refused: dict[str, str] = {}
     for name, setting in wanted.items():
-        if reasons[name]:
-            _LOG.info("%s is not quantised: %s", name, reasons[name])
+        why = reasons[name] or ("its weight is also read past the layer, unquantised" if name in past else "")
+        if why:
+            _LOG.info("%s is not quantised: %s", name, why)
+            refused[name] = why
         else:
             settings[name] = setting
     quantize_layers(model, settings, config.batch_num)
     model.__dict__[_ASKED] = _Asked(config.target, config.force_fp16_quant)
-    return bool(settings)
+    return refused

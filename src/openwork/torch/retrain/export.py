@@ -21,7 +21,7 @@ from openwork.errors import ConfigError, FileError, ModelError
 from openwork.files import check_writable, path_text
 from openwork.torch.retrain.axis_names import name_axes
 from openwork.torch.retrain.names import check_names
-from openwork.torch.structure import one_line
+from openwork.torch.structure import check_forward, one_line
 
 __all__ = ["deploy_paths", "export_onnx"]
 
@@ -31,7 +31,7 @@ LARGEST_FILE = 2 * 1024**3 - 64 * 1024**2
 _OLDEST_OPSET = 7
 # torch's newer exporter keeps the names of weights, but writes no opset below this.
 _OLDEST_NEW_OPSET = 18
-_LOGGERS = ("onnxscript", "torch.onnx", "onnx_ir")
+_LOGGERS = ("onnxscript", "torch.onnx", "onnx_ir", "torch._subclasses.fake_tensor")
 # torch's exporters keep state in their modules, and silencing replaces sys.stdout: one export at a time.
 _ONE_AT_A_TIME = threading.RLock()
 
@@ -74,7 +74,7 @@ def export_onnx(
 
     Raises:
         ConfigError: no such operator set; names or axes that are not there.
-        ModelError: torch cannot export the model (says why).
+        ModelError: the forward fails on these inputs, or torch cannot export the model (says why).
         FileError: a file cannot be written.
     """
     _check_opset(opset)
@@ -86,7 +86,7 @@ def export_onnx(
     flags = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        check_names(model, input_data, input_names, output_names, dynamic_axes)
+        check_names(model, input_data, check_forward(model, input_data), input_names, output_names, dynamic_axes)
         with _ONE_AT_A_TIME:
             _write_all(_exported(model, input_data, options, dynamic_axes), paths)
     finally:
@@ -170,6 +170,8 @@ def _exported(
     if dynamic_axes:
         axes = {name: dict(of) if isinstance(of, Mapping) else list(of) for name, of in dynamic_axes.items()}
     failure: Exception | None = None
+    if input_data and isinstance(input_data[-1], Mapping):
+        input_data = (*input_data, {})  # the exporters take a last dict for keyword arguments
     if options["opset_version"] >= _OLDEST_NEW_OPSET:
         try:
             with _quiet():

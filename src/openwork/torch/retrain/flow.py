@@ -20,6 +20,7 @@ from openwork.torch.retrain.channels import masks_asked, plan_channels, report, 
 from openwork.torch.retrain.export import deploy_paths, export_onnx
 from openwork.torch.retrain.masking import (
     attach_masks,
+    check_masks_recorded,
     layers_to_mask,
     plain_keys,
     reorder_channels,
@@ -106,9 +107,10 @@ def prune_as_config(
     report(analysis, plan, settings)
     pruned = apply_plan(module, plan)
     wanted = {name: setting.mask for name, setting in settings.items() if setting.mask is not None}
-    masks = layers_to_mask(pruned, wanted)
+    masks, refused = layers_to_mask(pruned, wanted, inputs, module)
     if not plan.groups and not masks:
-        raise NothingToPruneError(why_nothing(analysis, settings, config_file))
+        unmasked = [f"; {name} gets no mask: {why}" for name, why in refused.items()]
+        raise NothingToPruneError(why_nothing(analysis, settings, config_file) + "".join(unmasked[:3]))
     record = Record(channels=records_from_plan(plan, module))
     reorder_channels(pruned, inputs, masks)
     if masks:
@@ -163,7 +165,7 @@ def restore_prune_retrain_model(
         ConfigError, FileError, UnsupportedModelError: as in create.
     """
     check_paths(record_file=record_file, config_defination=config_defination, pth_file=pth_file)
-    as_tuple(input_data)
+    inputs = as_tuple(input_data)
     module = unwrap(model)
     refuse_wrapped(module)
     config = load_retrain_config(config_defination)
@@ -171,10 +173,26 @@ def restore_prune_retrain_model(
     if not record:
         raise RecordError(f"record file {record_file} is empty; it restores nothing")
     pruned = apply_plan(module, plan_from_record(record, module))
-    if record.masks:
-        restore_masks(pruned, record, masks_asked(config, module), record_file)
+    put_masks(pruned, record, config, config_defination, record_file, inputs, module)
     load_weights(pruned, record, pth_file, state_dict_name)
     return pruned.train()
+
+
+def put_masks(
+    pruned: nn.Module,
+    record: Record,
+    config: RetrainConfig,
+    config_file: str | os.PathLike[str],
+    record_file: str | os.PathLike[str],
+    inputs: tuple[Any, ...],
+    plain: nn.Module,
+) -> None:
+    """Put the masks of a record on the pruned model, in place, after a look at what the config asks for."""
+    asked = masks_asked(config, plain)
+    if asked:
+        check_masks_recorded(record, layers_to_mask(pruned, asked, inputs, plain)[0], record_file, config_file)
+    if record.masks:
+        restore_masks(pruned, record, asked, record_file)
 
 
 def load_weights(

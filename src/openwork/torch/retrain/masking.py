@@ -21,14 +21,19 @@ from openwork.torch.sparse24.apply import check_settings, mask_layers
 from openwork.torch.sparse24.layers import kind_of
 from openwork.torch.sparse24.module import state_of
 from openwork.torch.sparse24.permute import permute_channels
+from openwork.torch.structure import bind_inputs
+from openwork.torch.weight_reads import read_past_layers
 
 __all__ = [
     "attach_masks",
+    "check_masks_recorded",
     "layers_to_mask",
     "plain_keys",
+    "record_was_written",
     "reorder_channels",
     "restore_masks",
     "settle_masks",
+    "with_masks",
     "write_masks",
 ]
 
@@ -38,20 +43,34 @@ _AMCT_WRAPPER = ".replaced_module."
 _DIGEST = "openwork_weight"
 
 
-def layers_to_mask(model: nn.Module, wanted: Mapping[str, NofMSetting]) -> dict[str, NofMSetting]:
-    """Of the layers that a config masks, those that can hold the mask; the others are logged with the reason."""
-    result = {}
+def layers_to_mask(
+    model: nn.Module, wanted: Mapping[str, NofMSetting], inputs: tuple[Any, ...], plain: nn.Module
+) -> tuple[dict[str, NofMSetting], dict[str, str]]:
+    """Of the layers that a config masks, those that can hold the mask; and why others cannot, which is logged.
+
+    Args:
+        model: the model, without masks.
+        wanted: what the config asks for.
+        inputs: positional inputs, to see which weights are read past their layer.
+        plain: the unpruned model, which is run with them.
+    """
+    result, refused = {}, {}
+    changing = [name for name, setting in wanted.items() if setting.changes]
+    past = read_past_layers(plain, bind_inputs(inputs), changing)
     reasons: dict[tuple[int, int], dict[str, str]] = {}
     for name, setting in wanted.items():
         pattern = setting.n, setting.m
         if pattern not in reasons:
             reasons[pattern] = maskable_layers(model, *pattern)
         why = reasons[pattern].get(name, "it is no Linear, Conv2d or ConvTranspose2d")
+        if not why and name in past:
+            why = "its weight is also read past the layer, where a mask that changes does not reach"
         if why:
             _LOG.info("%s gets no %d:%d mask: %s", name, setting.n, setting.m, why)
+            refused[name] = why
         else:
             result[name] = setting
-    return result
+    return result, refused
 
 
 def reorder_channels(model: nn.Module, inputs: Any, settings: Mapping[str, NofMSetting]) -> None:
@@ -123,6 +142,31 @@ def restore_masks(
     _follow(model, record, path, waiting=True)
 
 
+def check_masks_recorded(
+    record: Record, wanted: Mapping[str, NofMSetting], path: str | os.PathLike[str], config: str | os.PathLike[str]
+) -> None:
+    """Compare the masks of a record with those that its config asks for.
+
+    Args:
+        record: the record.
+        wanted: layers that the config masks, from `layers_to_mask`.
+        path, config: the files, for messages.
+
+    Raises:
+        RecordError: the config asks for masks and the record has none at all. Where only some are missing, a warning
+            names them: another tool may have masked fewer layers.
+    """
+    missing = [name for name in wanted if name not in record.masks]
+    if not missing:
+        return
+    if not record.masks:
+        raise RecordError(
+            f"{path} has no masks, but {config} asks for one of {missing[0]!r}; it is another model's record"
+        )
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    _LOG.warning("%s asks for a mask of %s%s, but %s has none: the layer stays dense", config, missing[0], more, path)
+
+
 def settle_masks(model: nn.Module) -> None:
     """After weights were loaded: where a weight keeps its pattern by itself, its own zeros are the mask.
 
@@ -150,6 +194,8 @@ def settle_masks(model: nn.Module) -> None:
                 state.set(nm_mask(weight, *pattern, state.axis, state.blocks))
             else:
                 state.set(state.mask)
+        else:
+            state.set(state.mask)
     if others:
         _LOG.warning(
             "the record was written beside another checkpoint: the masks of %d layers (%s%s) are chosen anew from the "
@@ -196,6 +242,35 @@ def _digests_of(model: nn.Module) -> dict[str, str]:
     return found
 
 
+def with_masks(record: Record, model: nn.Module, known_only: bool = False) -> Record:
+    """The record with the masks in force, and what tells the weights that they belong to.
+
+    Args:
+        record: it is not changed.
+        model: the masked model.
+        known_only: leave out masks of layers that the record does not name.
+    """
+    layers = masked_layers(model)
+    masks = dict(record.masks)
+    for name, mask in masks_of(model).items():
+        held = masks.get(name)
+        if held is None and known_only:
+            continue
+        extra = {} if held is None else dict(held.extra)
+        weight = layers[name]._parameters["weight"]
+        if state_of(layers[name]).changes and weight is not None and not weight.is_meta:
+            extra[_DIGEST] = _digest(weight)
+        masks[name] = replace(SelectiveMaskRecord.of(name, mask), extra=extra)
+    return replace(record, masks=masks)
+
+
+def record_was_written(model: nn.Module, record: Record, path: str | os.PathLike[str]) -> None:
+    """Tell a model that the record file it follows has been written: its next checkpoint goes on from there."""
+    for keeper in _keepers_of(model):
+        if os.path.realpath(keeper.path) == os.path.realpath(path):
+            keeper.record = record
+
+
 def write_masks(model: nn.Module) -> None:
     """Write the masks in force to the record that the model follows, if it follows one."""
     for keeper in _keepers_of(model):
@@ -229,19 +304,7 @@ class _Keeper:
     def write(self, model: nn.Module) -> None:
         if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_rank():
             return
-        layers = masked_layers(model)
-        changed = {}
-        for name, mask in masks_of(model).items():
-            if name not in self.record.masks:
-                continue
-            held = self.record.masks[name]
-            extra = dict(held.extra)
-            weight = layers[name]._parameters["weight"]
-            if state_of(layers[name]).changes and weight is not None and not weight.is_meta:
-                extra[_DIGEST] = _digest(weight)
-            found = replace(SelectiveMaskRecord.of(name, mask), extra=extra)
-            if found != held:
-                changed[name] = found
-        if changed:
-            self.record = replace(self.record, masks={**self.record.masks, **changed})
+        found = with_masks(self.record, model, known_only=True)
+        if found.masks != self.record.masks:
+            self.record = found
             save_record(self.record, self.path)

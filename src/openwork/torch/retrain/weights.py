@@ -104,7 +104,7 @@ def load_state(model: nn.Module, state: Mapping[str, Any], source: str) -> None:
     device become those of the file.
 
     Raises:
-        WeightsError: keys are missing or unexpected, or a shape differs; names the first of them.
+        WeightsError: keys are missing or unexpected, or a shape or kind of number differs; names the first.
     """
     own = model.state_dict()
     state = without_prefix(state, own)
@@ -128,6 +128,9 @@ def load_state(model: nn.Module, state: Mapping[str, Any], source: str) -> None:
                 f"weights file {source}: {key!r} has shape {list(given.shape)}; the model of this record needs "
                 f"{list(value.shape)}"
             )
+        kinds = isinstance(value, torch.Tensor) and isinstance(given, torch.Tensor)
+        if kinds and value.is_floating_point() != given.is_floating_point():
+            raise WeightsError(f"weights file {source}: {key!r} is {given.dtype}; the model needs {value.dtype}")
     on_meta = any(isinstance(value, torch.Tensor) and value.is_meta for value in own.values())
     try:
         model.load_state_dict(state, strict=True, assign=on_meta)

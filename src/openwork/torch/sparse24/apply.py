@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,20 +11,27 @@ import torch
 from torch import Tensor, nn
 
 from openwork.config import NofMSetting
-from openwork.errors import ConfigError, ModelError, RecordError, UnsupportedModelError, nearest
+from openwork.errors import ConfigError, ModelError, RecordError, UnsupportedModelError, nearest, wrong_model
+from openwork.errors import kind_of as kind_of_value
 from openwork.sparsity.masks import BoolArray, apply_mask_, check
 from openwork.torch.sparse24.layers import kind_of, why_not_maskable
 from openwork.torch.sparse24.module import is_masked, mask_layer, state_of, unmask_layer
+from openwork.torch.structure import copy_structure, one_line
 
 __all__ = [
     "apply_24",
+    "check_kinds",
     "check_settings",
+    "copy_model",
     "finalize",
+    "free_forwards",
+    "keep_forwards",
     "load_masks",
     "mask_layers",
     "maskable_layers",
     "masked_layers",
     "masks_of",
+    "through_forward",
 ]
 
 _log = logging.getLogger("openwork")
@@ -69,14 +75,30 @@ def apply_24(model: nn.Module, settings: Mapping[str, NofMSetting]) -> nn.Module
         ModelError: a weight has NaN or infinity.
     """
     check_settings(model, settings)
-    result = copy.deepcopy(model)
+    result = copy_model(model)
     mask_layers(result, settings)
     return result
+
+
+def check_kinds(settings: Any, kind: type) -> None:
+    """Raise unless `settings` maps names of layers to objects of a class.
+
+    Raises:
+        ConfigError: no mapping, a name that is no text, or a value of another class.
+    """
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"settings is {kind_of_value(settings)}; a dict of layer names to {kind.__name__} is needed")
+    for name, setting in settings.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"settings: {name!r} is {kind_of_value(name)}; the name of a layer, as str, is needed")
+        if not isinstance(setting, kind):
+            raise ConfigError(f"settings[{name!r}] is {kind_of_value(setting)}; a {kind.__name__} is needed")
 
 
 def check_settings(model: nn.Module, settings: Mapping[str, NofMSetting]) -> None:
     """Raise what `apply_24` raises for this model and settings."""
     _check_model(model)
+    check_kinds(settings, NofMSetting)
     reasons: dict[tuple[int, int], dict[str, str]] = {}
     for name, setting in settings.items():
         pattern = setting.n, setting.m
@@ -113,7 +135,7 @@ def mask_layers(model: nn.Module, settings: Mapping[str, NofMSetting]) -> None:
     for name, setting in settings.items():
         mask_layer(layers[name], setting)
         _log.debug("%s: %d:%d mask, update_freq %d", name, setting.n, setting.m, setting.update_freq)
-    _keep_forwards(model)
+    keep_forwards(model, is_masked)
 
 
 def masked_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -143,16 +165,19 @@ def load_masks(model: nn.Module, masks: Mapping[str, Any]) -> None:
     Raises:
         RecordError: a name is missing or unknown, a shape differs, or a mask breaks its layer's pattern.
     """
+    _check_module(model)
+    if not isinstance(masks, Mapping):
+        raise RecordError(f"masks is {kind_of_value(masks)}; a dict of layer names to masks is needed")
     layers = masked_layers(model)
     for name in masks:
         if name not in layers:
-            raise RecordError(f"mask of {name!r}: the model has no such masked layer; {nearest(name, layers)}")
+            raise RecordError(f"mask of {name!r}: the model has no such masked layer; {nearest(str(name), layers)}")
     taken = {}
     for name, layer in layers.items():
         if name not in masks:
             raise RecordError(f"there is no mask of the layer {name!r}")
         state = state_of(layer)
-        mask = np.array(masks[name])
+        mask = _as_array(name, masks[name])
         if mask.shape != tuple(state.mask.shape):
             raise RecordError(f"mask of {name!r} has shape {list(mask.shape)}; its weight has {list(state.mask.shape)}")
         if not np.isin(mask, (0, 1)).all():
@@ -170,33 +195,43 @@ def load_masks(model: nn.Module, masks: Mapping[str, Any]) -> None:
         state.set(torch.from_numpy(mask).to(state.mask.device))
 
 
+def _as_array(name: str, mask: Any) -> np.ndarray:
+    try:
+        return np.array(mask.detach().cpu() if isinstance(mask, Tensor) else mask)
+    except ValueError as error:
+        raise RecordError(f"mask of {name!r} is no array of one shape: {one_line(error)}") from error
+
+
 def finalize(model: nn.Module) -> nn.Module:
     """Copy a model with pruned weights exactly zero (positive zero) and all layers plain again.
 
     The masks are those in force, see `masks_of`. `model` is not changed.
 
     Raises:
-        UnsupportedModelError: a layer simulates quantisation; its integers have to be made from both.
+        UnsupportedModelError: no module, or a layer simulates quantisation; its integers have to be made from both.
     """
+    _check_module(model)
     for name, layer in masked_layers(model).items():
         if hasattr(type(layer), "_openwork_inner"):
             raise UnsupportedModelError(
                 f"layer {name!r} simulates quantisation; save_compressed_retrain_model saves it"
             )
-    result = copy.deepcopy(model)
+    result = copy_model(model)
     for layer in masked_layers(result).values():
         weight: Tensor = layer._parameters["weight"]  # type: ignore[assignment]
         apply_mask_(weight, state_of(layer).current(weight))
         unmask_layer(layer)
-    for layer in result.modules():
-        for key in [key for key, hook in layer._forward_pre_hooks.items() if hook is _through_forward]:
-            del layer._forward_pre_hooks[key]
+    free_forwards(result)
     return result
 
 
-def _check_model(model: nn.Module) -> None:
+def _check_module(model: Any) -> None:
     if not isinstance(model, nn.Module):
-        raise UnsupportedModelError(f"model is a {type(model).__name__}; a torch.nn.Module is needed")
+        raise wrong_model("model", model, "a torch.nn.Module")
+
+
+def _check_model(model: nn.Module) -> None:
+    _check_module(model)
     if isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedModelError("model is a ScriptModule; the Python module that it was made from is needed")
     for name, layer in model.named_modules():
@@ -209,12 +244,12 @@ def _check_model(model: nn.Module) -> None:
             )
 
 
-def _through_forward(module: nn.Module, arguments: Any) -> None:
-    """Does nothing; see `_keep_forwards`."""
+def through_forward(module: nn.Module, arguments: Any) -> None:
+    """Does nothing; see `keep_forwards`."""
 
 
-def _keep_forwards(model: nn.Module) -> None:
-    """Make transformer layers call the forward of masked layers inside them.
+def keep_forwards(model: nn.Module, wrapped: Callable[[nn.Module], bool]) -> None:
+    """Make transformer layers call the forward of wrapped layers inside them.
 
     In evaluation `TransformerEncoderLayer` takes a short cut that reads the weights of its linear layers. It
     does not when a layer in it has a hook.
@@ -222,5 +257,22 @@ def _keep_forwards(model: nn.Module) -> None:
     for layer in model.modules():
         if isinstance(layer, nn.TransformerEncoderLayer):
             for inner in layer.modules():
-                if is_masked(inner):
-                    inner.register_forward_pre_hook(_through_forward)
+                if wrapped(inner) and through_forward not in inner._forward_pre_hooks.values():
+                    inner.register_forward_pre_hook(through_forward)
+
+
+def free_forwards(model: nn.Module) -> None:
+    """Undo `keep_forwards`."""
+    for layer in model.modules():
+        for key in [key for key, hook in layer._forward_pre_hooks.items() if hook is through_forward]:
+            del layer._forward_pre_hooks[key]
+
+
+def copy_model(model: nn.Module) -> nn.Module:
+    """A copy with weights of its own. Weights that hooks compute (weight norm) and that a backward has passed do not
+    hinder it, as they do copy.deepcopy.
+
+    Raises:
+        UnsupportedModelError: the model holds what cannot be copied (says where).
+    """
+    return copy_structure(model, lambda name, tensor: tensor.detach().clone())

@@ -30,6 +30,7 @@ from openwork.torch.sparse24.state import MaskState, refresh, refresh_mask
 __all__ = [
     "MaskedLayer",
     "effective_weight",
+    "has_own_forward",
     "is_masked",
     "mask_layer",
     "masked_class",
@@ -71,7 +72,8 @@ class MaskedLayer:
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
         if f"{prefix}weight" in state_dict:
-            state_of(self).forget()  # type: ignore[arg-type]
+            layer: Any = self
+            state_of(layer).forget(layer._parameters["weight"])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The subclass has no name of its own by which pickle could find it.
@@ -195,19 +197,23 @@ def _run(
     return result if batched else result.squeeze(0)
 
 
-@functools.cache
-def masked_class(plain: Any) -> Any:
-    """The masked subclass of a layer class."""
-    own = (
+def has_own_forward(plain: Any) -> bool:
+    """Whether a layer class computes something else than torch's layer that it extends."""
+    return (
         not any(plain.forward is base.forward for base in (nn.Linear, nn.Conv2d, nn.ConvTranspose2d))
         or getattr(plain, "_conv_forward", nn.Conv2d._conv_forward) is not nn.Conv2d._conv_forward
     )
+
+
+@functools.cache
+def masked_class(plain: Any) -> Any:
+    """The masked subclass of a layer class."""
     # The names are the layer's own: config files, printed models and AMCT's tools tell layers by them.
     names = {
         "__module__": plain.__module__,
         "__qualname__": plain.__qualname__,
         "__doc__": plain.__doc__,
-        "_openwork_own_forward": own,
+        "_openwork_own_forward": has_own_forward(plain),
         "_openwork_plain": plain,
     }
     return type(plain.__name__, (MaskedLayer, plain), names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from openwork.config import NofMSetting
-from openwork.errors import ConfigError, ModelError, nearest
+from openwork.errors import ConfigError, ModelError, nearest, wrong_model
+from openwork.errors import kind_of as kind_of_value
 from openwork.sparsity.masks import apply_mask_, nm_mask
 from openwork.sparsity.oneshot import METHODS, sparse_gpt, wanda
-from openwork.torch.sparse24.apply import check_settings, maskable_layers
+from openwork.torch.sparse24.apply import check_settings, copy_model, maskable_layers
 from openwork.torch.sparse24.layers import kind_of
+from openwork.torch.structure import one_line
 
 __all__ = ["one_shot"]
 
@@ -50,14 +52,20 @@ def one_shot(
         The sparse copy, all layers plain, in evaluation mode.
 
     Raises:
-        ConfigError: no such method, or a layer that cannot hold the mask.
-        ModelError: a method that needs batches got none, a batch has NaN or infinity, or a weight has.
+        ConfigError: no such method, a layer that cannot hold the mask, or damping that is not positive.
+        ModelError: a method that needs batches got none, the forward fails on one, or a batch, a weight or the input
+            of a layer has NaN or infinity.
     """
-    if method not in METHODS:
-        raise ConfigError(f"method is {method!r}; {nearest(method, METHODS)}")
+    if not isinstance(model, nn.Module):
+        raise wrong_model("model", model, "a torch.nn.Module")
+    if not isinstance(method, str) or method not in METHODS:
+        raise ConfigError(f"method is {method!r}; {nearest(str(method), METHODS)}")
+    if not isinstance(damping, (int, float)) or not 0 < damping < math.inf:
+        raise ConfigError(f"damping is {damping!r}; it must be greater than 0 and finite")
+    setting = NofMSetting(n=n, m=m)
     names = [name for name, why in maskable_layers(model, n, m).items() if not why] if layers is None else list(layers)
-    check_settings(model, {name: NofMSetting(n=n, m=m) for name in names})
-    result = copy.deepcopy(model).eval()
+    check_settings(model, dict.fromkeys(names, setting))
+    result = copy_model(model).eval()
     modules = dict(result.named_modules())
     if method == "magnitude":
         for name in names:
@@ -65,6 +73,10 @@ def one_shot(
         return result
     if isinstance(batches, Tensor):
         batches = (batches,)
+    if not isinstance(batches, Iterable):
+        raise ConfigError(
+            f"batches is {kind_of_value(batches)}; an iterable of tensors, or of tuples of them, is needed"
+        )
     held = [batch if isinstance(batch, (tuple, list)) else (batch,) for batch in batches]
     for number, batch in enumerate(held):
         for value in batch:
@@ -72,14 +84,14 @@ def one_shot(
                 raise ModelError(f"calibration batch {number} has NaN or infinity; finite numbers are needed")
     if not held:
         raise ModelError(f"method {method!r} needs at least one batch of inputs")
-    order = _order(result, held[0], {name: modules[name] for name in names})
+    order = _order(result, held, {name: modules[name] for name in names})
     for name in names:
         if name not in order:
             # The batches do not reach it: nothing but its weights is known.
             _by_magnitude(modules[name], n, m)
     for name in _progress(order, f"{method} one-shot"):
         layer = modules[name]
-        moments = _moments(result, layer, held, m)
+        moments = _moments(result, name, layer, held, m)
         _update(layer, moments, method, n, m, damping)
     return result
 
@@ -95,7 +107,8 @@ def _progress(names: Sequence[str], text: str) -> Iterable[str]:
 
 
 @torch.no_grad()
-def _order(model: nn.Module, inputs: Sequence[Any], layers: dict[str, nn.Module]) -> list[str]:
+def _order(model: nn.Module, batches: Sequence[Sequence[Any]], layers: dict[str, nn.Module]) -> list[str]:
+    """Layers in the order in which they run; each batch is tried."""
     names = {id(layer): name for name, layer in layers.items()}
     order: list[str] = []
 
@@ -105,7 +118,14 @@ def _order(model: nn.Module, inputs: Sequence[Any], layers: dict[str, nn.Module]
 
     hooks = [layer.register_forward_pre_hook(seen) for layer in layers.values()]
     try:
-        model(*inputs)
+        for number, batch in enumerate(batches):
+            try:
+                model(*batch)
+            except Exception as error:  # whatever the model's own code raises
+                raise ModelError(
+                    f"the forward of {type(model).__name__} fails on calibration batch {number}, of {len(batch)} "
+                    f"arguments: {one_line(error)}"
+                ) from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -113,25 +133,28 @@ def _order(model: nn.Module, inputs: Sequence[Any], layers: dict[str, nn.Module]
 
 
 @torch.no_grad()
-def _moments(model: nn.Module, layer: nn.Module, batches: Sequence[Sequence[Any]], m: int) -> list[Tensor]:
+def _moments(model: nn.Module, name: str, layer: nn.Module, batches: Sequence[Sequence[Any]], m: int) -> list[Tensor]:
     """X^T X of the layer's features, one [columns, columns] for each convolution group."""
     sums: list[Tensor] = []
 
-    def collect(module: nn.Module, arguments: Any) -> None:
-        for group, features in enumerate(_features(layer, arguments[0].detach(), m)):
+    def collect(module: nn.Module, args: Any, kwargs: Any) -> None:
+        x = args[0] if args else kwargs.get("input", next(iter(kwargs.values())))
+        for group, features in enumerate(_features(layer, x.detach(), m)):
             product = features.t().double() @ features.double()
             if group < len(sums):
                 sums[group] += product
             else:
                 sums.append(product)
 
-    hooks = [layer.register_forward_pre_hook(collect)]
+    hooks = [layer.register_forward_pre_hook(collect, with_kwargs=True)]
     try:
         for batch in batches:
             model(*batch)
     finally:
         for hook in hooks:
             hook.remove()
+    if not all(torch.isfinite(total).all() for total in sums):
+        raise ModelError(f"layer {name!r}: its inputs have NaN or infinity for these batches; nothing can be measured")
     return sums
 
 

@@ -74,11 +74,14 @@ class MaskState:
     @property
     def changes(self) -> bool:
         """Whether pruned weights keep values, so that a weight does not tell its mask."""
-        return self.setting.update_freq != 0 or self.setting.grad_mode is not GradMode.MASKED
+        return self.setting.changes
 
-    def forget(self) -> None:
-        """Other weights were loaded: the next forward chooses a mask for them, where they do not tell it themselves."""
-        if self.changes:
+    def forget(self, weight: Tensor) -> None:
+        """Other weights were loaded: the next forward chooses a mask for them, where they do not tell it themselves.
+
+        Weights under a mask that never changes are zero where the mask says so: other weights are not.
+        """
+        if self.changes or weight.is_meta or bool((weight.detach()[~self.mask] != 0).any()):
             self.counters[_CHOSEN] = 0
 
     def take(self, mask: Tensor) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from openwork.errors import FileError
+from openwork.files import path_text
 from openwork.sparsity.masks import check
 from openwork.torch.sparse24.apply import maskable_layers
 from openwork.torch.sparse24.layers import kind_of
@@ -94,9 +95,9 @@ def verify_sparsity(model: nn.Module | str | os.PathLike[str], n: int = 2, m: in
     """
     if isinstance(model, nn.Module):
         return SparsityReport(tuple(_of_module(model, n, m)), n, m)
-    path = Path(model)
+    path = Path(path_text(model, "model"))
     if not path.is_file():
-        raise FileError(f"model {path} does not exist")
+        raise FileError(f"model {path} {'is a folder; a file is needed' if path.exists() else 'does not exist'}")
     return SparsityReport(tuple(_of_file(path, n, m)), n, m)
 
 
