@@ -93,6 +93,33 @@ def test_rows_of_larger_units_take_steps() -> None:
     assert step_of == {12: 4, 3: 1}
 
 
+def test_aligned_axes_take_longer_steps() -> None:
+    """Rows of multiples of 8: of single channels go 8 at a time, of heads of 4 channels two."""
+    store = LabelStore()
+    single, heads = produced(store, "single.weight", 32), produced(store, "heads.weight", 32)
+    other = produced(store, "other.weight", 6)
+    rows = heads.reshape(8, 4)
+    store.unify(rows, rows[:, :1])
+    store.multiple(single, 8)
+    store.multiple(heads, 8)
+    store.multiple(other, 1)
+    steps = {group.members[0].parameter: group.steps.tolist() for group in settle(store).groups}
+    assert steps == {"single.weight": [8], "heads.weight": [2], "other.weight": [1]}
+
+
+def test_aligned_rows_of_tied_blocks() -> None:
+    """As above, a stream of 12 channels and 3 heads of 4, the stream aligned to 8: two heads go with eight channels."""
+    store = LabelStore()
+    stream, heads = produced(store, "stream.weight", 12), produced(store, "heads.weight", 12)
+    rows = heads.reshape(3, 4)
+    store.unify(rows, rows[:, :1])
+    store.rectangular(np.stack([stream, heads]))
+    store.multiple(stream, 8)
+    (group,) = settle(store).groups
+    assert sorted(group.steps.tolist()) == [2, 8]
+    assert group.most_steps == 1
+
+
 def test_whole_rows_may_go_only_where_allowed() -> None:
     for whole in (True, False):
         store = LabelStore()

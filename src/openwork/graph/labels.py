@@ -109,6 +109,7 @@ class LabelStore:
         self.rectangles: list[tuple[IntArray, str, bool]] = []
         self.roles: list[tuple[IntArray, Role]] = []
         self.judged: list[tuple[IntArray, str]] = []
+        self.multiples: list[tuple[IntArray, int]] = []
         self._count = 1
         self._grouped: dict[tuple[str, int], OwnedAxis] = {}
 
@@ -176,6 +177,11 @@ class LabelStore:
         attention); without, every row is needed (groups of a convolution, parts of a split).
         """
         self.rectangles.append((labels, self.location, whole_rows))
+
+    def multiple(self, labels: IntArray, of: int) -> None:
+        """Of an axis with these labels only multiples of `of` positions may go (a kernel asks for aligned rows)."""
+        if of > 1:
+            self.multiples.append((labels.ravel(), of))
 
     def mark(self, labels: IntArray, role: Role) -> None:
         """The parameter axes that own these labels play this role."""

@@ -207,6 +207,7 @@ def settle(store: LabelStore) -> Settled:
             for array, location, whole in arrays
             if isinstance(rows := _rows_of(array, location, whole, reasons), _Rows)
         ]
+    _align(store.multiples, component, group_of, block_of, steps)
     groups = _members(
         store, owner, positions, owned_component, group_of, unit_of, group_count, block_of, steps, consumed, produced
     )
@@ -384,6 +385,26 @@ def _rates(constraints: list[_Rows], block_of: IntArray, count: int) -> tuple[In
         for b, value in zip(members, whole, strict=True):
             rates[b] = value // divisor
     return rates, np.zeros(0, dtype=np.int64)
+
+
+def _align(
+    multiples: list[tuple[IntArray, int]],
+    component: IntArray,
+    group_of: IntArray,
+    block_of: IntArray,
+    steps: list[IntArray],
+) -> None:
+    """Lengthen the steps of groups until each takes a multiple of the asked number of positions from the axes."""
+    for labels, of in multiples:
+        units, counts = np.unique(component[labels], return_counts=True)
+        live = group_of[units] >= 0
+        units, counts = units[live], counts[live]
+        for group in np.unique(group_of[units]).tolist():
+            inside = group_of[units] == group
+            for block in np.unique(block_of[units[inside]]).tolist():
+                here = inside & (block_of[units] == block)
+                lost = int(np.gcd.reduce(counts[here])) * int(steps[group][block])
+                steps[group] = steps[group] * (of // math.gcd(of, lost))
 
 
 def _connected(sets: list[set[int]]) -> list[list[int]]:

@@ -14,7 +14,7 @@ import torch
 
 from openwork.torch.composites import Composite
 
-__all__ = ["ShapeResults", "empty_strided", "like"]
+__all__ = ["ShapeResults", "empty_strided", "like", "refused"]
 
 _ELEMENTWISE = {
     "relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max", "silu", "gelu", "hardswish", "hardsigmoid",
@@ -32,6 +32,21 @@ def empty_strided(shape: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
     with _unwatched():
         return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+
+
+def refused(call: Any) -> torch.Tensor | None:
+    """The result, on shapes, of an operator that runs on values but whose shape function asks for another type.
+
+    None for all others.
+    """
+    if call.name != "aten._grouped_mm.default":
+        return None
+    first, second = call.get("self"), call.get("mat2")
+    symbolic = first.is_meta or type(first).__name__ == "FakeTensor"
+    if not symbolic or (first.dim(), second.dim()) != (2, 3):
+        return None
+    result: torch.Tensor = first.new_empty((first.shape[0], second.shape[2]), dtype=call.get("out_dtype"))
+    return result
 
 
 class _Made:

@@ -37,6 +37,31 @@ def _mm(ctx: Context) -> Result:
     return _product(ctx, ctx.map("self"), ctx.map("mat2"))
 
 
+@rule("aten._grouped_mm")
+def _grouped_mm(ctx: Context) -> Result:
+    """Rows [tokens, k] times the matrix of their expert [experts, k, n]; experts that share a hidden layer's width."""
+    a, b = ctx.map("self"), ctx.map("mat2")
+    if len(b.shape) != 3 or len(a.shape) != 2:
+        return _product(ctx, a, b) if len(a.shape) == len(b.shape) == 3 else _not_understood(ctx, a, b)
+    b = pin_axes(ctx.store, b, [0], "which expert a row meets is picked by data")
+    out = op.contract(ctx.store, a, b, (["t", "k"], ["e", "k", "n"], ["t", "n"]), ctx.shape)
+    ctx.cost = Cost(((out, 0), (out, 1), (a, 1)))
+    # Its kernels ask for rows of whole 16 bytes.
+    first, second = ctx.get("self"), ctx.get("mat2")
+    for tensor, labels in ((first, a), (second, b)):
+        for axis in (len(labels.shape) - 2, len(labels.shape) - 1):
+            entry = labels.entry(axis)
+            if entry is not None and tensor.stride(axis) == 1:
+                ctx.store.multiple(entry.labels, 16 // tensor.element_size())
+    return out
+
+
+def _not_understood(ctx: Context, *given: LabelMap) -> LabelMap:
+    for labels in given:
+        ctx.store.freeze_map(labels, "this use of the operator is not understood")
+    return LabelMap(ctx.shape)
+
+
 @rule("aten.mv")
 def _mv(ctx: Context) -> Result:
     return _product(ctx, ctx.map("self"), ctx.map("vec"))
