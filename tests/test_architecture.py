@@ -77,7 +77,7 @@ INSIDE_FUNCTIONS: dict[str, dict[str, str]] = {
     },
     "torch": {
         "onnx": "an extra beside torch; the checker of exported files and the files of timed layers need it",
-        "onnxruntime": "an extra beside torch; only the latency cost runs layers",
+        "onnxruntime": "an extra beside torch; the latency cost runs layers, an export is compared with its model",
     },
     "demo": {
         "onnxruntime": "missing packages are reported before it is needed",

@@ -170,7 +170,7 @@ def _run(path: Path, x: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_files_compute_what_the_model_computes(name: str, tmp_path: Path) -> None:
+def test_files_compute_what_the_model_computes(name: str, tmp_path: Path, caplog: Any) -> None:
     torch.manual_seed(0)
     build, shape = CASES[name]
     x = torch.randn(shape)
@@ -183,6 +183,7 @@ def test_files_compute_what_the_model_computes(name: str, tmp_path: Path) -> Non
         assert found.shape == expected.shape
         # Rounding at a boundary may move single values by a step of 1/255 of the range.
         assert np.abs(found - expected).max() <= 0.01 * np.abs(expected).max(), kind
+    assert not [each for each in caplog.records if each.name == "openwork" and each.levelname == "WARNING"]
     if "not reached" not in name:
         operators = [node.op_type for node in onnx.load(tmp_path / "net_deploy_model.onnx").graph.node]
         assert "DequantizeLinear" in operators
@@ -197,6 +198,29 @@ def test_a_transformer_layer_simulates_in_evaluation() -> None:
     quantized.linear1.input_quant.clip_max.data.fill_(0.01)
     with torch.no_grad():
         assert (quantized.eval()(x) - model.eval()(x)).abs().max() > 0.1
+
+
+class _NormInTraining(nn.Module):
+    """Its norm takes the statistics of the batch in evaluation too, which torch's exporter leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.norm.train()
+        return self.norm(self.conv(x))
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_an_export_that_changes_the_model_is_told(quantised: bool, tmp_path: Path, caplog: Any) -> None:
+    x = torch.randn(IMAGES)
+    if quantised:
+        model = _trained(_NormInTraining(), x, tmp_path)
+        amct.save_compressed_retrain_model(model, tmp_path / "record.txt", tmp_path / "net", (x,))
+    else:
+        amct.save_prune_retrain_model(_NormInTraining(), tmp_path / "net", (x,))
+    assert "net_deploy_model.onnx: in onnxruntime its output differs from the model's by" in caplog.text
 
 
 def test_grouped_transposed_layers_for_ascend(tmp_path: Path) -> None:

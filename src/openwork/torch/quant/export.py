@@ -13,9 +13,11 @@ from torch import nn
 from openwork.config import Target
 from openwork.files import atomic_path
 from openwork.torch.quant.deploy import LayerIntegers, deploy_model
+from openwork.torch.quant.folding import evaluating
 from openwork.torch.quant.onnx_files import to_ascend, to_fake_quant, to_integer_weights
+from openwork.torch.retrain.check_file import QUANTISED_TOLERANCE, warn_if_different
 from openwork.torch.retrain.export import export_onnx
-from openwork.torch.structure import bind_inputs
+from openwork.torch.structure import bind_inputs, check_forward
 
 __all__ = ["export_quantized"]
 
@@ -46,6 +48,8 @@ def export_quantized(
     """
     import onnx
 
+    with evaluating(model):
+        expected = check_forward(model, tuple(input_data))
     plain = deploy_model(model, layers)
     # The files compute in float32, whatever the model was cast to.
     input_data = (
@@ -53,7 +57,7 @@ def export_quantized(
     )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        export_onnx(plain, [path], input_data, input_names, output_names, dynamic_axes, opset)
+        export_onnx(plain, [path], input_data, input_names, output_names, dynamic_axes, opset, compared=False)
         exported = onnx.load(path)
     deploy = to_ascend(exported) if target is Target.ASCEND else to_integer_weights(exported)
     files = [deploy, to_fake_quant(exported)]
@@ -65,3 +69,5 @@ def export_quantized(
         for file, target_path in zip(files, paths):
             temporary = stack.enter_context(atomic_path(target_path))
             temporary.write_bytes(file.SerializeToString())
+            if file is not deploy or target is not Target.ASCEND:
+                warn_if_different(temporary, input_data, expected, QUANTISED_TOLERANCE, target_path)

@@ -18,7 +18,7 @@ from openwork.torch.sparse24.apply import through_forward
 from openwork.torch.sparse24.module import has_own_forward
 from openwork.torch.structure import check_forward
 
-__all__ = ["norm_factors", "norms_after"]
+__all__ = ["evaluating", "norm_factors", "norms_after"]
 
 
 class _Uses(TorchDispatchMode):
@@ -36,7 +36,8 @@ class _Uses(TorchDispatchMode):
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """In evaluation, without gradients; training flags come back as they were."""
     flags = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -86,7 +87,7 @@ def norms_after(model: nn.Module, inputs: Sequence[Any], layers: Sequence[str]) 
         elif id(module) in wanted:
             hooks.append(module.register_forward_hook(after))
     try:
-        with _evaluating(model), uses:
+        with evaluating(model), uses:
             output = check_forward(model, tuple(inputs))
     finally:
         for hook in hooks:

@@ -20,6 +20,7 @@ from torch import nn
 from openwork.errors import ConfigError, FileError, ModelError
 from openwork.files import check_writable, path_text
 from openwork.torch.retrain.axis_names import name_axes
+from openwork.torch.retrain.check_file import FLOAT_TOLERANCE, warn_if_different
 from openwork.torch.retrain.names import check_names
 from openwork.torch.structure import check_forward, one_line
 
@@ -58,6 +59,7 @@ def export_onnx(
     output_names: Sequence[str] | None = None,
     dynamic_axes: Mapping[str, Any] | None = None,
     opset: int = 18,
+    compared: bool = True,
 ) -> None:
     """Write the eval-mode model to ONNX files that ``onnx.checker`` accepts.
 
@@ -71,6 +73,7 @@ def export_onnx(
         input_names, output_names: names in the file.
         dynamic_axes: ``{name: {axis: name}}`` or ``{name: [axes]}``.
         opset: ONNX operator set. Below 18 torch's older exporter is used.
+        compared: run the file in onnxruntime, if it is installed, and warn if it computes something else.
 
     Raises:
         ConfigError: no such operator set; names or axes that are not there.
@@ -86,9 +89,15 @@ def export_onnx(
     flags = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        check_names(model, input_data, check_forward(model, input_data), input_names, output_names, dynamic_axes)
+        result = check_forward(model, input_data)
+        check_names(model, input_data, result, input_names, output_names, dynamic_axes)
+
+        def compare(file: Path, shown: Path) -> None:
+            if shown == paths[0]:  # the others are equal to it
+                warn_if_different(file, input_data, result, FLOAT_TOLERANCE, shown)
+
         with _ONE_AT_A_TIME:
-            _write_all(_exported(model, input_data, options, dynamic_axes), paths)
+            _write_all(_exported(model, input_data, options, dynamic_axes), paths, compare if compared else None)
     finally:
         for module, training in flags.items():
             module.training = training
@@ -102,7 +111,9 @@ def _check_opset(opset: int) -> None:
         raise ConfigError(f"opset is {opset!r}; allowed: {_OLDEST_OPSET} to {newest}")
 
 
-def _write_all(write: Callable[[Path], None], paths: Sequence[Path]) -> None:
+def _write_all(
+    write: Callable[[Path], None], paths: Sequence[Path], compare: Callable[[Path, Path], None] | None
+) -> None:
     """Write into folders beside the targets, check, and only then rename."""
     import onnx
 
@@ -122,6 +133,8 @@ def _write_all(write: Callable[[Path], None], paths: Sequence[Path]) -> None:
                 onnx.checker.check_model(str(folder / path.name))
             except onnx.checker.ValidationError as error:
                 raise ModelError(f"{path}: torch exported what onnx.checker refuses: {one_line(error)}") from error
+            if compare is not None:
+                compare(folder / path.name, path)
             # External data comes before the file that names it.
             made = sorted(folder.iterdir(), key=lambda part: part.name == path.name)
             parts += [(part, path.parent / part.name) for part in made]
