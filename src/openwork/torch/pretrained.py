@@ -61,11 +61,12 @@ def config_repairs(
 def _pretrained(model: nn.Module) -> dict[str, nn.Module]:
     """The outermost transformers in a model, by path."""
     found: dict[str, nn.Module] = {}
+    kinds: dict[type, bool] = {}
     for path, module in all_modules(model).items():
-        kinds = type(module).__mro__
-        if any((kind.__module__, kind.__name__) == _MODEL for kind in kinds) and not any(
-            not outer or path.startswith(outer + ".") for outer in found
-        ):
+        kind = type(module)
+        if kind not in kinds:
+            kinds[kind] = any((base.__module__, base.__name__) == _MODEL for base in kind.__mro__)
+        if kinds[kind] and not any(not outer or path.startswith(outer + ".") for outer in found):
             found[path] = module
     return found
 
