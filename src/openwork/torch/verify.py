@@ -37,7 +37,8 @@ _STATISTICS = {
 }  # fmt: skip
 _PRODUCTS = {"torch.matmul", "torch.linear", "aten.linear", "aten.convolution", "aten._convolution",
              "aten.mkldnn_convolution", "aten.bmm", "aten.mm", "torch.einsum", "aten.baddbmm", "aten.mv", "aten.dot",
-             "aten.addmv", "torch.scaled_dot_product_attention", "aten._grouped_mm"}  # fmt: skip
+             "aten.addmv", "torch.scaled_dot_product_attention", "aten._grouped_mm",
+             "transformers.grouped_mm_fallback"}  # fmt: skip
 
 
 def _dead_labels(plan: Plan, traced: Trace, settled: Settled) -> np.ndarray:

@@ -37,15 +37,26 @@ def _mm(ctx: Context) -> Result:
     return _product(ctx, ctx.map("self"), ctx.map("mat2"))
 
 
-@rule("aten._grouped_mm")
-def _grouped_mm(ctx: Context) -> Result:
-    """Rows [tokens, k] times the matrix of their expert [experts, k, n]; experts that share a hidden layer's width."""
-    a, b = ctx.map("self"), ctx.map("mat2")
-    if len(b.shape) != 3 or len(a.shape) != 2:
-        return _product(ctx, a, b) if len(a.shape) == len(b.shape) == 3 else _not_understood(ctx, a, b)
+def _by_expert(ctx: Context, a: LabelMap, b: LabelMap) -> LabelMap:
+    """Rows [tokens, k] times the matrix of their expert [experts, k, n]."""
     b = pin_axes(ctx.store, b, [0], "which expert a row meets is picked by data")
     out = op.contract(ctx.store, a, b, (["t", "k"], ["e", "k", "n"], ["t", "n"]), ctx.shape)
     ctx.cost = Cost(((out, 0), (out, 1), (a, 1)))
+    return out
+
+
+@rule("transformers.grouped_mm_fallback")
+def _grouped_mm_fallback(ctx: Context) -> Result:
+    """What Hugging Face's transformers run where torch has no grouped product for the type."""
+    return _by_expert(ctx, ctx.map("input"), ctx.map("weight"))
+
+
+@rule("aten._grouped_mm")
+def _grouped_mm(ctx: Context) -> Result:
+    a, b = ctx.map("self"), ctx.map("mat2")
+    if len(b.shape) != 3 or len(a.shape) != 2:
+        return _product(ctx, a, b) if len(a.shape) == len(b.shape) == 3 else _not_understood(ctx, a, b)
+    out = _by_expert(ctx, a, b)
     # Its kernels ask for rows of whole 16 bytes.
     first, second = ctx.get("self"), ctx.get("mat2")
     for tensor, labels in ((first, a), (second, b)):
