@@ -200,6 +200,50 @@ def test_a_transformer_layer_simulates_in_evaluation() -> None:
         assert (quantized.eval()(x) - model.eval()(x)).abs().max() > 0.1
 
 
+class _Lora(nn.Linear):
+    """Reads its input twice, once with the quantised weight."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.down = nn.Parameter(torch.randn(4, inputs) * 0.1)
+        self.up = nn.Parameter(torch.randn(outputs, 4) * 0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self.weight, self.bias) + x @ self.down.t() @ self.up.t()
+
+
+class _Normalised(nn.Linear):
+    """The weight meets another input than the quantised one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(functional.normalize(x, dim=-1), self.weight, self.bias)
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, _Lora, _Normalised, _CosineHead])
+def test_weights_are_stored_as_integers_and_data_unsigned(kind: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(ROWS)
+    model = _trained(nn.Sequential(kind(16, 32), nn.ReLU(), kind(32, 8)), x, tmp_path)
+    amct.save_compressed_retrain_model(model, tmp_path / "record.txt", tmp_path / "net", (x,))
+    graph = onnx.load(tmp_path / "net_deploy_model.onnx").graph
+    tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    assert sorted(t.size for t in tensors.values() if t.dtype == np.int8 and t.ndim == 2) == [256, 512]
+    assert not [name for name, t in tensors.items() if t.dtype == np.float32 and t.size >= 256]
+    for node in graph.node:
+        if node.op_type == "QuantizeLinear" and kind in (nn.Linear, _Lora):
+            assert tensors[node.input[2]].dtype == np.uint8
+    found = _run(tmp_path / "net_deploy_model.onnx", x)
+    expected = model(x).detach().numpy()
+    assert np.abs(found - expected).max() <= 0.01 * np.abs(expected).max()
+    if kind in (nn.Linear, _Lora):
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+        options.log_severity_level = 4
+        onnxruntime.InferenceSession(tmp_path / "net_deploy_model.onnx", options, providers=["CPUExecutionProvider"])
+        optimized = onnx.load(tmp_path / "optimized.onnx").graph
+        assert sum(node.op_type == "QGemm" for node in optimized.node) == 2
+
+
 class _NormInTraining(nn.Module):
     """Its norm takes the statistics of the batch in evaluation too, which torch's exporter leaves out."""
 

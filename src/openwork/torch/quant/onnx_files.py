@@ -204,9 +204,46 @@ def to_integer_weights(model: Any) -> Any:
             holder.input[place] = f"{lead}.bias_value"
         graph.before(layer.node, *added)
     for number, layer in enumerate(layers):
+        _data_unsigned(graph, layer, f"{start}{number}")
+    for number, layer in enumerate(layers):
         _quantize_earlier(graph, layer, f"{start}{number}")
+    _store_integers(graph, f"{start}weight_")
     graph.clean()
     return model
+
+
+def _data_unsigned(graph: _Graph, layer: _Layer, lead: str) -> None:
+    """Quantise a layer's input to uint8, 128 more than int8: onnxruntime's fast kernels multiply uint8 by int8."""
+    nodes = layer.data_quantize, layer.data_dequantize
+    offset = graph.value(nodes[0].input[2])
+    if offset is None or offset.dtype != np.int8:
+        return  # done already: several layers read this input
+    name = graph.put(f"{lead}.data_offset", (offset.astype(np.int16) + 128).astype(np.uint8))
+    output = nodes[0].output[0]
+    nodes[0].input[2] = name
+    for value in graph.graph.value_info:
+        if value.name == output:
+            value.type.tensor_type.elem_type = graph.constants[name].data_type
+    for reader in graph.readers[output]:
+        if reader.op_type == "DequantizeLinear" and reader.input[0] == output:
+            reader.input[2] = name
+
+
+def _store_integers(graph: _Graph, lead: str) -> None:
+    """Store constants that the file still quantises, as int8: weights of layers that compute with them on the way."""
+    for number, node in enumerate([node for node in graph.graph.node if node.op_type == "QuantizeLinear"]):
+        value, scale = graph.value(node.input[0]), graph.value(node.input[1])
+        if value is None or scale is None or len(node.input) < 3:
+            continue
+        offset = graph.value(node.input[2])
+        if offset is None or offset.any() or offset.dtype != np.int8:
+            continue
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
+        spread = scale.reshape([-1 if place == axis else 1 for place in range(value.ndim)]) if scale.ndim else scale
+        integers = np.clip(np.rint(value / spread), -128, 127).astype(np.int8)
+        name = graph.put(f"{lead}{number}", integers)
+        for reader in graph.readers.get(node.output[0], []):
+            _reconnect(reader, node.output[0], name)
 
 
 # Operators that only move or select values: quantising before them gives the same as quantising after.
