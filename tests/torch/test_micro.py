@@ -76,6 +76,12 @@ def prune_net(net: MicroNet, model: nn.Module, inputs: Any) -> tuple[nn.Module, 
         pytest.skip("all frozen, which is right for this net")
 
 
+@nets
+def test_analysis_is_printed(net: MicroNet) -> None:
+    model, inputs = net.build(), net.example()
+    assert f"{type(model).__name__}: " in str(analyze(model, inputs))
+
+
 @prunable
 def test_pruned_model_means_what_the_masked_original_means(net: MicroNet) -> None:
     model, inputs = net.build(), net.example()

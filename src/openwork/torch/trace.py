@@ -321,6 +321,8 @@ class Tracer(Watcher):
         return result
 
     def _label(self, context: Context, rule: Rule | None, inputs: list[LabelMap]) -> list[LabelMap | None]:
+        if all(0 in shape for shape in context.shapes):
+            return [LabelMap(shape) for shape in context.shapes]  # nothing in it that could go
         if rule is not None:
             if rule.expected is None and not any(m.entries for m in inputs):
                 weight = all(m.weight for m in inputs)

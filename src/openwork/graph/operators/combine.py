@@ -16,7 +16,8 @@ _FIXED = "concatenated with an axis of fixed length"
 
 def concat(store: LabelStore, tensors: Sequence[LabelMap], axis: int) -> LabelMap:
     """Join tensors along `axis`; parts without labels there are fixed segments."""
-    tensors = [tensor for tensor in tensors if tensor.shape != (0,)]
+    full = [tensor for tensor in tensors if 0 not in tensor.shape]
+    tensors = _with_whole_rows(store, full or list(tensors), axis)
     shape = list(tensors[0].shape)
     shape[axis] = sum(tensor.shape[axis] for tensor in tensors)
     along = [tensor.entry(axis) for tensor in tensors]
@@ -54,6 +55,24 @@ def concat(store: LabelStore, tensors: Sequence[LabelMap], axis: int) -> LabelMa
         store.freeze(entry.labels, _FIXED)
     entries = (*joined, *(entry for entry in merged if entry not in clash))
     return LabelMap(tuple(shape), entries, all(tensor.weight for tensor in tensors))
+
+
+def _with_whole_rows(store: LabelStore, tensors: list[LabelMap], axis: int) -> list[LabelMap]:
+    """Where one part is fixed along `axis` but its rows may go (heads whose features have turned), rows of the other
+    parts go as a whole too."""
+    fixed = [tensor for tensor in tensors if tensor.entry(axis) is None]
+    rows = {a for tensor in tensors for e in [tensor.entry(axis)] if e is not None for a in e.axes if a != axis}
+    if not fixed or not rows or any(tensor.entry(a) is None for tensor in fixed for a in rows):
+        return tensors
+    result = []
+    for tensor in tensors:
+        own = tensor.entry(axis)
+        if own is not None and len(own.axes) > 1:
+            narrowed = store.collapse(own, axis)
+            assert narrowed is not None  # its rows are left
+            tensor = LabelMap(tensor.shape, tuple(narrowed if e is own else e for e in tensor.entries), tensor.weight)
+        result.append(tensor)
+    return result
 
 
 def stack(store: LabelStore, tensors: Sequence[LabelMap], axis: int) -> LabelMap:

@@ -291,6 +291,39 @@ class AttentionRotary(_Separate):
         return y.transpose(1, 2).reshape(batch, length, -1)
 
 
+class _PartlyRotary(_Separate):
+    """Only the first `turned` features of each head are turned; the rest, which may be none, passes by."""
+
+    turned = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("angles", torch.randn(5, self.turned // 2))
+
+    def _turn(self, x: Tensor) -> Tensor:
+        angles = torch.cat([self.angles, self.angles], -1)
+        first, rest = x[..., : self.turned], x[..., self.turned :]
+        a, b = first.chunk(2, -1)
+        return torch.cat([first * angles.cos() + torch.cat([-b, a], -1) * angles.sin(), rest], -1)
+
+    def attend(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2) for f in (self.q, self.k, self.v))
+        weights = (self._turn(q) @ self._turn(k).transpose(-1, -2) / math.sqrt(self.head_dim)).softmax(-1)
+        return (weights @ v).transpose(1, 2).flatten(2)
+
+
+@micro(SEQUENCE, kept=SEPARATE | {"angles": (5, 2)})
+class AttentionPartlyRotary(_PartlyRotary):
+    """Half of the features of each head are turned, as in Phi and GPT-NeoX."""
+
+
+@micro(SEQUENCE, kept=SEPARATE | {"angles": (5, 4)})
+class AttentionWhollyRotary(_PartlyRotary):
+    """All features are turned, and nothing is left of the slice beside them."""
+
+    turned = 8
+
+
 @micro(SEQUENCE, kept=FUSED | {"table": (9, 2), "index": (5, 5)})
 class AttentionRelativeBias(_Fused):
     """A table of biases, one column a head, gathered by relative position."""

@@ -51,6 +51,18 @@ class SpaceToDepthSlices(nn.Module):
 
 
 @micro(image(), kept=CONV)
+class EmptySlice(_Between):
+    """A part of no channels stands beside the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.split = self.conv.out_channels
+
+    def between(self, x: Tensor) -> Tensor:
+        return torch.cat([x[:, : self.split].sin(), x[:, self.split :]], 1)
+
+
+@micro(image(), kept=CONV)
 class FlipRollPadSpace(_Between):
     def between(self, x: Tensor) -> Tensor:
         x = torch.flip(x, (-1,)) + torch.roll(x, 1, -2)
