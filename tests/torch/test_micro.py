@@ -54,6 +54,7 @@ ACROSS_CHANNELS = {
     "tied_embedding_head": "layer norm",
     "twin_towers": "similarities over channels",
     "weight_norm": "length of a filter",
+    "weight_norm_transposed": "length of a filter",
     "weight_standardisation": "mean and variance of a filter",
     "window_attention": "layer norm",
     "window_partition": "layer norm",

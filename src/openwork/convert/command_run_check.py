@@ -66,11 +66,8 @@ def command(
             else:
                 verdict = f"different by up to {output.largest_difference:.3g}"
             click.echo(f"output {output.name} {output.shape}: {verdict}")
-        for what, (first, second), unit in (
-            ("load", check.load_s, 1.0),
-            ("latency", check.latency_s, 1.0),
-        ):
-            click.echo(f"{what}: {first * unit:.4f} s -> {second * unit:.4f} s ({second / max(first, 1e-9):.2f}x)")
+        for what, (first, second) in (("load", check.load_s), ("latency", check.latency_s)):
+            click.echo(f"{what}: {first * 1e3:.3g} ms -> {second * 1e3:.3g} ms ({second / max(first, 1e-9):.2f}x)")
         click.echo(f"files: {check.file_bytes[0]:,} -> {check.file_bytes[1]:,} bytes; {check.inputs} inputs")
     if not check.bit_equal:
         raise ModelError(f"{dense} and {sparse} give different outputs")

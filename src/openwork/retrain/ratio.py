@@ -14,7 +14,15 @@ from openwork.graph.groups import Frozen, IntArray, PruneGroup
 from openwork.graph.select import balanced, lowest, removable, sparing
 from openwork.importance import ArraySource
 
-__all__ = ["check_share", "lies_in", "named_units", "nothing_goes", "paths_given", "units_by_ratio"]
+__all__ = [
+    "check_share",
+    "criterion_of_weights",
+    "lies_in",
+    "named_units",
+    "nothing_goes",
+    "paths_given",
+    "units_by_ratio",
+]
 
 
 def check_share(ratio: Any, round_to: Any) -> None:
@@ -23,6 +31,22 @@ def check_share(ratio: Any, round_to: Any) -> None:
         raise ConfigError(f"ratio is {ratio!r}; it must be greater than 0 and less than 1")
     if not isinstance(round_to, int) or isinstance(round_to, bool) or round_to < 1:
         raise ConfigError(f"round_to is {round_to!r}; it must be an integer of at least 1")
+
+
+def criterion_of_weights(importance: Any) -> criteria.Importance:
+    """The criterion that an argument ``importance`` names.
+
+    Raises:
+        ConfigError: there is none of this name, or it needs more than weights.
+    """
+    criterion = criteria.get(importance)
+    if getattr(criterion, "needs_gradients", False):
+        alone = ", ".join(repr(n) for n in criteria.names() if not getattr(criteria.get(n), "needs_gradients", False))
+        raise ConfigError(
+            f"importance is {criterion.name!r}, which needs gradients; score the groups with it yourself and give "
+            f"groups, or use one of {alone}"
+        )
+    return criterion
 
 
 def lies_in(group: PruneGroup, paths: Collection[str], separator: str = ".") -> bool:
@@ -69,7 +93,7 @@ def units_by_ratio(
     Raises:
         ConfigError: no such criterion, or its scores have another shape or are not finite.
     """
-    criterion = criteria.get(importance)
+    criterion = criterion_of_weights(importance)
     chosen = {}
     for group in groups:
         count = 0 if skipped(group) else removable(group, ratio, round_to)

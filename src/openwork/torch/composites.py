@@ -10,8 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+
+_MOST_NUMBERS = 4096
 
 __all__ = ["COMPOSITES", "SIZE_READS", "VALUE_READS", "Composite"]
 
@@ -132,6 +135,18 @@ def _run_einsum(equation: str, first: Any, second: Any) -> Any:
 
 def _terms(equation: str) -> list[str]:
     return [part.replace("...", "") for part in equation.replace(" ", "").split("->")[0].split(",")]
+
+
+def _constant(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """Numbers that become a tensor: the model's code may have computed them from a length."""
+    data = args[0] if args else kwargs.get("data")
+    if isinstance(data, np.ndarray):
+        data = data.ravel().tolist() if data.size <= _MOST_NUMBERS and data.dtype.kind in "fiu" else None
+    if isinstance(data, (int, float)) and not isinstance(data, bool):
+        return {"data": data}
+    if isinstance(data, (list, tuple)) and 0 < len(data) <= _MOST_NUMBERS:
+        return {"data": tuple(data)} if all(isinstance(item, (int, float)) for item in data) else None
+    return None
 
 
 def _flatten(input: Any, start_dim: int = 0, end_dim: int = -1) -> None: ...
@@ -296,6 +311,7 @@ COMPOSITES: dict[Any, Composite] = {
     torch.Tensor.unflatten: _UNFLATTEN,
     torch.flatten: _FLATTEN,
     torch.Tensor.flatten: _FLATTEN,
+    **{make: Composite("torch.tensor", _constant) for make in (torch.tensor, torch.as_tensor, torch.from_numpy)},
     torch.chunk: _CHUNK,
     torch.Tensor.chunk: _CHUNK,
     torch.repeat_interleave: _REPEAT_INTERLEAVE,

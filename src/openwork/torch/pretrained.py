@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -51,11 +54,24 @@ def config_repairs(
         cuts, repairs: the plan without these values.
     """
     found: list[Repair] = []
+    cuts, repairs = tuple(cuts), tuple(repairs)
+    by_config: dict[int, list[_Search]] = {}
     for path, module in _pretrained(analysis.model).items():
-        search = _Search(analysis, path, module, removed, tuple(cuts), tuple(repairs))
-        if search.shrinks:
-            found += search.run()
+        search = _Search(analysis, path, module, removed, cuts, repairs)
+        by_config.setdefault(id(search.config), []).append(search)
+    for searches in by_config.values():
+        if not any(search.shrinks for search in searches):
+            continue
+        each = [search.run() if search.shrinks else [] for search in searches]
+        if any(_values(values) != _values(each[0]) for values in each):
+            searches[0].warn("it is shared by several models, which now need different ones")
+        else:
+            found += [repair for values in each for repair in values]
     return found
+
+
+def _values(repairs: Iterable[Repair]) -> list[tuple[str, Any]]:
+    return [(repair.attribute, repair.new) for repair in repairs]
 
 
 def _pretrained(model: nn.Module) -> dict[str, nn.Module]:
@@ -136,19 +152,20 @@ def _built(kind: type, config: Any) -> nn.Module | None:
     try:
         with _quiet(), torch.random.fork_rng(devices=[]), _WeightsOnMeta():
             made = kind(config)
-    except Exception:  # whatever a model's own code raises for sizes that do not go together
+    except (Exception, SystemExit):  # whatever a model's own code raises for sizes that do not go together
         return None
     return made.eval() if isinstance(made, nn.Module) else None
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the library logs of configurations that are tried."""
+    """Without what the library logs, and models print, of configurations that are tried."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
     finally:
         logger.setLevel(level)
 
@@ -184,12 +201,16 @@ class _Search:
                 self.cuts.setdefault(cut.parameter, []).append(cut)
         first = {id(tensor): name for name, tensor in reversed(all_tensors(analysis.model).items())}
         inside = all_tensors(module, duplicates=True)
-        kept = set(module.state_dict(keep_vars=True))
-        self.old = {name: tuple(tensor.shape) for name, tensor in inside.items() if name in kept}
+        unsaved = getattr(module, "_keys_to_ignore_on_save", None) or ()
+        self.kept = {
+            name for name in module.state_dict(keep_vars=True) if not any(re.search(key, name) for key in unsaved)
+        }
+        self.old = {name: tuple(tensor.shape) for name, tensor in inside.items() if name in self.kept}
         self.new = {name: self._after(first.get(id(inside[name]), ""), shape) for name, shape in self.old.items()}
         self.tensors = inside
         self.leaves = list(_leaves(self.config))
         self.values = tuple(leaf.get(self.config) for leaf in self.leaves)
+        self._checks = False  # whether the configuration can be made again from its own values
         self._known: dict[Choice, tuple[int, int]] = {}
 
     @property
@@ -210,19 +231,22 @@ class _Search:
         """The new values; none, with a warning, where the class builds no such model."""
         original = _built(type(self.module), copy.deepcopy(self.config))
         if original is None or self._differing(original, self.old):
-            self._warn("the class does not build the unpruned model from it either")
+            self.warn("the class does not build the unpruned model from it either")
             return []
         self._constants = self._kept_constants(original)
+        with contextlib.suppress(Exception), _quiet():
+            type(self.config).from_dict(self.config.to_dict())
+            self._checks = True
         choice = self._chosen()
         if choice is None:
             return []
         result = self._as_repairs(choice)
         if self._forward_differs(None, result):
-            self._warn("the forward of the pruned model reads it")
+            self.warn("the forward of the pruned model reads it")
             return []
         return result
 
-    def _warn(self, why: str) -> None:
+    def warn(self, why: str) -> None:
         kind = type(self.module).__name__
         _LOG.warning(
             "the config of %s keeps its old sizes (%s): what save_pretrained writes will not load with "
@@ -241,9 +265,13 @@ class _Search:
                 found = self._descended(start, offered)
                 best = found if best is None else min(best, found)
                 if best[0] == _RIGHT:
-                    return self._without_chance(best[1])
+                    choice = self._without_chance(best[1])
+                    if len(self._known) < _MOST_TRIALS:
+                        return choice
+                    self.warn(f"{_MOST_TRIALS} trials did not tell which of its numbers are sizes")
+                    return None
         assert best is not None
-        self._warn(self._why(best[1]))
+        self.warn(self._why(best[1]))
         return None
 
     def _descended(self, start: Choice, options: list[tuple[int, ...]]) -> tuple[tuple[int, int], Choice]:
@@ -258,9 +286,15 @@ class _Search:
         return best
 
     def _without_chance(self, choice: Choice) -> Choice:
-        """The choice without new values of numbers that were equal to a length by chance."""
-        for index, value in enumerate(self.values):
-            trial = (*choice[:index], value, *choice[index + 1 :])
+        """The choice without new values of numbers that were equal to a length by chance: of whole lists, of single
+        numbers, of two equal ones that must stay equal."""
+        changed = [index for index, value in enumerate(self.values) if choice[index] != value]
+        lists: dict[tuple[str, ...], list[int]] = {}
+        for index in changed:
+            lists.setdefault(self.leaves[index].names, []).append(index)
+        pairs = [[i, j] for i in changed for j in changed if i < j and self.values[i] == self.values[j]]
+        for together in (*lists.values(), *([index] for index in changed), *pairs):
+            trial = tuple(self.values[i] if i in together else value for i, value in enumerate(choice))
             if trial != choice and self._score(trial) == _RIGHT:
                 choice = trial
         return choice
@@ -318,6 +352,8 @@ class _Search:
             for leaf, value in zip(self.leaves, choice, strict=True):
                 if leaf.get(config) != value:
                     leaf.set(config, value)
+            if self._checks:
+                type(config).from_dict(config.to_dict())
         except Exception:  # configurations check their values
             return None
         return _built(type(self.module), config)
@@ -336,21 +372,25 @@ class _Search:
 
     def _differing(self, made: nn.Module, wanted: Mapping[str, tuple[int, ...]]) -> int:
         shapes = _shapes(made)
-        saved = set(made.state_dict(keep_vars=True))
-        return sum(shapes.get(name) != shape for name, shape in wanted.items()) + len(saved - set(wanted))
+        extra = set(made.state_dict(keep_vars=True)) - set(self.tensors)
+        return sum(shapes.get(name) != shape for name, shape in wanted.items()) + len(extra)
 
-    def _kept_constants(self, original: nn.Module) -> dict[str, torch.Tensor]:
-        """What the class computes from the configuration and does not save, cut as the plan says."""
+    def _kept_constants(self, original: nn.Module) -> dict[str, Any]:
+        """What the class computes from the configuration and does not save, cut as the plan says; None for what is
+        cut and not there to be compared."""
         inside = f"{self.path}." if self.path else ""
-        return {
-            name: cut_tensor(tensor, self.cuts.get(inside + name, []))
-            for name, tensor in all_tensors(original, duplicates=True).items()
-            if name not in self.old
-        }
+        found: dict[str, Any] = {}
+        for name, value in _constants(original).items():
+            cuts = self.cuts.get(inside + name, [])
+            if name not in self.old:
+                found[name] = cut_tensor(value, cuts) if cuts else value
+                if cuts and value.is_meta:
+                    found[name] = None
+        return found
 
     def _other_constants(self, made: nn.Module) -> list[str]:
-        tensors = all_tensors(made, duplicates=True)
-        return [name for name, constant in self._constants.items() if not _same(tensors.get(name), constant)]
+        given = _constants(made)
+        return [name for name, wanted in self._constants.items() if not _same(given.get(name), wanted)]
 
     def _forward_differs(self, made: nn.Module | None, config: Iterable[Repair]) -> int:
         """Operators that differ from the prediction in the forward of the cut model, or with `made` in its place."""
@@ -425,9 +465,20 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in all_tensors(model, duplicates=True).items()}
 
 
-def _same(made: torch.Tensor | None, wanted: torch.Tensor) -> bool:
-    if made is None or made.shape != wanted.shape:
+def _constants(model: nn.Module) -> dict[str, Any]:
+    """All tensors of a model by name, and the tensors and arrays that are plain attributes of its modules."""
+    found: dict[str, Any] = dict(all_tensors(model, duplicates=True))
+    for path, module in all_modules(model).items():
+        for name, value in vars(module).items():
+            if isinstance(value, (torch.Tensor, np.ndarray)):
+                found[f"{path}.{name}" if path else name] = torch.as_tensor(value)
+    return found
+
+
+def _same(made: torch.Tensor | None, wanted: torch.Tensor | None) -> bool:
+    if made is None or wanted is None or made.shape != wanted.shape:
         return False
+    # Without values: a large table of which nothing is cut, such as a mask of positions.
     return made.is_meta or wanted.is_meta or torch.equal(made, wanted)
 
 

@@ -9,11 +9,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from openwork import importance as criteria
 from openwork.errors import ConfigError, ModelError, NothingToPruneError, nearest
 from openwork.graph.groups import IntArray
 from openwork.graph.plan import Plan
-from openwork.retrain.ratio import check_share, lies_in, named_units, nothing_goes, paths_given, units_by_ratio
+from openwork.retrain.ratio import (
+    check_share,
+    criterion_of_weights,
+    lies_in,
+    named_units,
+    nothing_goes,
+    paths_given,
+    units_by_ratio,
+)
 from openwork.torch.analysis import Analysis, _analyze
 from openwork.torch.pretrained import config_repairs
 from openwork.torch.structure import all_tensors, unwrap
@@ -96,7 +103,7 @@ def prune(
     """
     check_share(ratio, round_to)
     skip = paths_given(skip, groups)
-    criteria.get(importance)
+    criterion_of_weights(importance)
     if analysis is None:
         analysis = _analyze(model, inputs)
     elif not isinstance(analysis, Analysis):

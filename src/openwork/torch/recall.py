@@ -79,7 +79,11 @@ class Memory:
                     continue
                 moved = tuple(self._moved(option, from_path, path) for option in options)
                 new = prediction.length(source)
-                if new != was and None not in moved:
+                there = all(
+                    option is not None and option.attribute in vars(model.get_submodule(option.module))
+                    for option in moved
+                )
+                if new != was and there:
                     found.append((path, Pair(was, new, was, source=source), moved))
         return found  # type: ignore[return-value]
 

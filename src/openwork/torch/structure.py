@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from openwork.errors import ConfigError, ModelError, UnsupportedModelError, wrong_model
+from openwork.torch.watch import tensors_in
 
 __all__ = [
     "Inputs",
@@ -78,6 +79,8 @@ class Inputs:
     kwargs: dict[str, Any]
 
     def to(self, convert: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
+        """The same with other tensors. Objects that hold tensors (a transformer's cache) are copied: a forward may
+        write into them."""
         return Inputs(_map_tensors(self.args, convert), _map_tensors(self.kwargs, convert))
 
 
@@ -89,6 +92,11 @@ def _map_tensors(value: Any, convert: Callable[[torch.Tensor], torch.Tensor]) ->
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
         return {key: _map_tensors(item, convert) for key, item in value.items()}
+    if hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)) and not callable(value):
+        try:
+            return copy.deepcopy(value, {id(tensor): convert(tensor) for tensor in tensors_in(value)})
+        except Exception:  # what cannot be copied (a lock, an open file) is no store of tensors
+            return value
     return value
 
 
@@ -189,8 +197,8 @@ def copy_structure(model: nn.Module, convert: Callable[[str, torch.Tensor], torc
             vars(new).update(vars(tensor))  # marks that optimisers and libraries leave on parameters
         memo[id(tensor)] = new
     for tensor in _loose_tensors(modules):
-        if id(tensor) not in memo and not tensor.is_leaf:
-            memo[id(tensor)] = tensor.detach().clone()
+        if id(tensor) not in memo and (not tensor.is_leaf or type(tensor) is torch.Tensor):
+            memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.is_leaf and tensor.requires_grad)
     try:
         return _copy_module(model, memo)
     except Exception as error:
@@ -247,7 +255,7 @@ def _copy_module(module: nn.Module, memo: dict[Any, Any]) -> Any:
         if kind in _AS_IS or (kind is tuple and all(type(item) in _AS_IS for item in value)):
             values[name] = value
         elif kind in _TABLES and not value:
-            values[name] = kind()
+            values[name] = memo[id(value)] = kind()  # handles of hooks refer to them
         elif name == "_modules":
             values[name] = {key: None if child is None else _copy_module(child, memo) for key, child in value.items()}
         elif name == "_parameters" or name == "_buffers":

@@ -408,7 +408,8 @@ def on_shapes(
     elif mode == "meta":
         yield copy_structure(model, lambda name, tensor: change(name, shape_only(tensor))), inputs.to(shape_only)
     else:
-        yield copy_structure(model, lambda name, tensor: change(name, tensor.detach().clone())), inputs
+        twin = copy_structure(model, lambda name, tensor: change(name, tensor.detach().clone()))
+        yield twin, inputs.to(lambda tensor: tensor.detach().clone())
 
 
 def _trace_once(model: nn.Module, inputs: Inputs, mode: str) -> Trace:

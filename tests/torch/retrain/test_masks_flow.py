@@ -256,6 +256,8 @@ def test_layers_that_cannot_be_masked_are_left_alone_and_told(tmp_path, caplog):
     assert list(masks_of(masked)) == ["2"]
     assert "0 gets no 2:4 mask: its weight is shared by 2 modules" in caplog.text
     assert "3 gets no 2:4 mask: it has 2 input channels" in caplog.text
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("of 4 layers that the config asks for, 0 gets no mask: its weight is shared by 2 modules")
 
 
 _SR_STE = (

@@ -61,6 +61,16 @@ def merge(
                 narrowed, rest = _reconcile(store, (old, old_weight), (entry, weight))
                 if narrowed is not None:
                     merged.insert(index, (narrowed, old_weight))
+                left = {axis for kept in (narrowed, rest) if kept is not None for axis in kept.axes}
+                lost = (set(old.axes) | set(entry.axes)) - left
+                if lost:
+                    # Their operand keeps its full length there, so all others have to.
+                    rigid_axes |= lost
+                    merged = [
+                        (kept, its_weight)
+                        for other, its_weight in merged
+                        if (kept := store.pin(other, [axis for axis in other.axes if axis in lost], why)) is not None
+                    ]
                 entry = rest
     return tuple(entry for entry, _ in merged)
 

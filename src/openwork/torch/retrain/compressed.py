@@ -28,7 +28,7 @@ from openwork.torch.retrain.flow import (
     refuse_wrapped,
     save_prune_retrain_model,
 )
-from openwork.torch.retrain.masking import record_was_written, with_masks
+from openwork.torch.retrain.masking import record_was_written, warn_of_left_out, with_masks
 from openwork.torch.retrain.records import plan_from_record
 from openwork.torch.sparse24 import masked_layers
 from openwork.torch.sparse24.apply import check_finite
@@ -213,6 +213,7 @@ def _quantize(model: nn.Module, config: RetrainConfig, plain: nn.Module, inputs:
             refused[name] = why
         else:
             settings[name] = setting
+    warn_of_left_out(refused, len(wanted), "is not quantised")
     quantize_layers(model, settings, config.batch_num)
     model.__dict__[_ASKED] = _Asked(config.target, config.force_fp16_quant)
     return refused

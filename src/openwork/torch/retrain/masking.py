@@ -33,6 +33,7 @@ __all__ = [
     "reorder_channels",
     "restore_masks",
     "settle_masks",
+    "warn_of_left_out",
     "with_masks",
     "write_masks",
 ]
@@ -70,7 +71,17 @@ def layers_to_mask(
             refused[name] = why
         else:
             result[name] = setting
+    odd = {name: why for name, why in refused.items() if "input channels per filter" not in why}
+    warn_of_left_out(odd, len(wanted), "gets no mask")
     return result, refused
+
+
+def warn_of_left_out(refused: Mapping[str, str], asked: int, what: str) -> None:
+    """One warning for all layers that a config asks for and that are left alone; the log says why of each (info)."""
+    if refused:
+        name, why = next(iter(refused.items()))
+        more = f", and {len(refused) - 1} more" if len(refused) > 1 else ""
+        _LOG.warning("of %d layers that the config asks for, %s %s: %s%s", asked, name, what, why, more)
 
 
 def reorder_channels(model: nn.Module, inputs: Any, settings: Mapping[str, NofMSetting]) -> None:

@@ -291,6 +291,24 @@ class AttentionRotary(_Separate):
         return y.transpose(1, 2).reshape(batch, length, -1)
 
 
+class _HeadBias(_Separate):
+    """A bias [heads, features] on queries, as in Transformer-XL; heads and features come from one matrix each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(4, 8))
+
+    def attend(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (-1, self.head_dim)) for f in (self.q, self.k, self.v))
+        weights = (torch.einsum("binh,bjnh->bnij", q + self.bias, k) / math.sqrt(self.head_dim)).softmax(-1)
+        return torch.einsum("bnij,bjnh->binh", weights, v).flatten(2)
+
+
+@micro(SEQUENCE, kept=SEPARATE | {"bias": (2, 8)})
+class AttentionHeadBias(_HeadBias):
+    """Whole heads go, with their row of the bias; features stay."""
+
+
 class _PartlyRotary(_Separate):
     """Only the first `turned` features of each head are turned; the rest, which may be none, passes by."""
 

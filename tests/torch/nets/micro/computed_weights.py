@@ -33,6 +33,27 @@ class WeightNorm(nn.Module):
         return self.head(F.relu(self.conv(x)))
 
 
+@micro(
+    image(),
+    kept={
+        f"conv.{ORIGINAL}0": (3, 1, 1, 1),
+        f"conv.{ORIGINAL}1": (3, 8, 3, 3),
+        "conv.bias": (8,),
+        "head.weight": (4, 8, 1, 1),
+    },
+)
+class WeightNormTransposed(nn.Module):
+    """Here a length is that of an input's filter, over the outputs that are left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = parametrizations.weight_norm(nn.ConvTranspose2d(3, 16, 3))
+        self.head = nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.conv(x)))
+
+
 @micro(image(), optional=True)
 class SpectralNorm(nn.Module):
     """The weight is divided by a norm over all of its channels; whatever is done must be right."""
