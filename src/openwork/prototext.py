@@ -42,6 +42,16 @@ def load_messages(package: str) -> dict[str, Any]:
     return {name.rpartition(".")[2]: kind for name, kind in classes.items()}
 
 
+# Fields by which a file of another kind, given in the wrong place, is known.
+_FILES = {
+    "prune_record": "a record, not a config",
+    "compress_ratio": "a config of the search",
+    "prune_config": "a config of retraining",
+    "retrain_data_quant_config": "a config of retraining",
+    "retrain_weight_quant_config": "a config of retraining",
+}
+
+
 def parse_text(text: str, kind: Any, source: str, error: type[OpenworkError]) -> Any:
     """Parse a whole text-format file.
 
@@ -75,7 +85,8 @@ def _explain(problem: text_format.ParseError, text: str, kind: Any) -> str:
     pool = kind.DESCRIPTOR.file.pool
     if found := _UNKNOWN_FIELD.search(words):
         fields = [field.name for field in pool.FindMessageTypeByName(found[1]).fields]
-        return f"{place}unknown field {found[2]!r} in {_short(found[1])}; {nearest(found[2], fields)}"
+        hint = f"the file is {_FILES[found[2]]}" if found[2] in _FILES else nearest(found[2], fields)
+        return f"{place}unknown field {found[2]!r} in {_short(found[1])}; {hint}"
     if found := _REPEATED.search(words):
         return f"{place}{found[2]} is given twice in one {_short(found[1])}; give it once"
     if found := _BOTH.search(words):

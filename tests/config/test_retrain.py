@@ -296,9 +296,13 @@ BAD = {
     "closed twice": ("prune_config { } }", "Expected identifier or number, got }"),
     "unclosed string": ('skip_layers: "abc', "skip_layers: String missing ending quote"),
     "extension": ("[a.b.c]: 3", "does not have extensions"),
+    "a record": (
+        "prune_record { }",
+        "unknown field 'prune_record' in AMCTRetrainConfig; the file is a record, not a config",
+    ),
     "a search config": (
         "compress_ratio: 1.4",
-        "unknown field 'compress_ratio' in AMCTRetrainConfig; allowed:",
+        "unknown field 'compress_ratio' in AMCTRetrainConfig; the file is a config of the search",
     ),
 }
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from nets.checks import difference, example_call
 from nets.masking import distinct_, masked_by_hand
 from nets.micro import NETS
+from openwork.errors import ConfigError
 from openwork.torch import prune, verify
 
 # Nets without statistics across channels, for which the reference by hand holds.
@@ -98,3 +99,10 @@ def test_pruned_model_that_does_not_run_is_no_pass() -> None:
     pruned.conv2.weight = nn.Parameter(pruned.conv2.weight[:, 1:].detach().clone())
     with pytest.raises(Exception, match=r".+"):
         verify(model, pruned, plan, inputs)
+
+
+def test_criteria_that_need_gradients_are_refused_by_name() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    for name in ("taylor", "fisher"):
+        with pytest.raises(ConfigError, match=f"importance is '{name}', which needs gradients.* one of 'balanced_l2'"):
+            prune(model, torch.rand(2, 8), importance=name)

@@ -235,6 +235,8 @@ def test_weights_file(saved: tuple[Path, nn.Module]) -> None:
     refused(WeightsError, ValueError, words, with_weights, {**state, "covn9.weight": torch.zeros(1)})
     words = ["no key 'state_dcit' (state_dict_name)", "did you mean 'state_dict'"]
     refused(WeightsError, ValueError, words, with_weights, {"state_dict": state, "epoch": 1}, "state_dcit")
+    words = ["no key 'model'", "it is a state dict itself, leave state_dict_name out"]
+    refused(WeightsError, ValueError, words, with_weights, dict(state), "model")
     words = ["'state_dict' is a", "give state_dict_name", "'state_dict'"]
     refused(WeightsError, ValueError, words, with_weights, {"state_dict": dict(state)})
     refused(WeightsError, ValueError, ["holds a list", "a state dict is needed"], with_weights, [1, 2])

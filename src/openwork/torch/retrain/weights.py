@@ -60,6 +60,8 @@ def read_checkpoint(path: str | os.PathLike[str], name: str | None = None) -> di
         if not isinstance(content, Mapping) or name not in content:
             keys = [str(key) for key in content] if isinstance(content, Mapping) else []
             hint = nearest(name, keys) if keys else "it holds no names"
+            if keys and all(isinstance(value, torch.Tensor) for value in content.values()):
+                hint = "it is a state dict itself, leave state_dict_name out"
             raise WeightsError(f"weights file {target} has no key {name!r} (state_dict_name); {hint}")
         content = content[name]
     if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
